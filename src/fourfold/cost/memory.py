@@ -48,7 +48,7 @@ def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra:
             size = int(size * _operand_share(software))
         elif kind in shares:
             size = int(size * shares[kind])
-        yield replace(buffer, bytes=size)
+        yield buffer if size == buffer.bytes else replace(buffer, bytes=size)
 
 
 def _state_shares(spec: StepSpec, software: SoftwareProfile) -> dict[str, float]:

@@ -4,6 +4,7 @@ from fourfold.cost.phase import PhaseCost, phase_cost, unchunked
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Work
 from fourfold.program.instruction import Instruction
+from fourfold.program.launches import work_launches
 from fourfold.program.pattern import Pattern
 
 
@@ -14,6 +15,7 @@ class Durations:
         self.prices = prices
         self._known: dict[tuple[Work, bool], PhaseCost] = {}
         self._costs: dict[tuple[int, bool], tuple[Work, PhaseCost]] = {}
+        self._launches: dict[int, tuple[Work, int]] = {}
 
     def work(self, work: Work, is_head: bool = False) -> PhaseCost:
         """The cost of a pass over a segment, in its parts. The head's matmuls stay in the format of the rest of the model."""
@@ -35,6 +37,13 @@ class Durations:
         known = self._costs.get(key)
         if known is None:
             known = self._costs[key] = (step.work, self.work(step.work, step.segment == "head"))
+        return known[1]
+
+    def launches(self, work: Work) -> int:
+        """Kernels of an instruction's work, found by identity as `phase` does."""
+        known = self._launches.get(id(work))
+        if known is None:
+            known = self._launches[id(work)] = (work, work_launches(work))
         return known[1]
 
     def compute(self, step: Instruction | Pattern) -> float:

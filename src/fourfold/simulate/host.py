@@ -6,7 +6,7 @@ host-bound there. Where the host must see a value (a dispatcher's counts of rows
 """
 
 from fourfold.program.instruction import COMPUTE_OPS, Op
-from fourfold.program.launches import launches_beside, waits_of_host, work_launches
+from fourfold.program.launches import launches_beside, waits_of_host
 from fourfold.program.pattern import Pattern
 from fourfold.program.view import RankView
 from fourfold.simulate.durations import Durations
@@ -18,32 +18,32 @@ class HostLane:
 
     def __init__(self, view: RankView, durations: Durations) -> None:
         self._view, self._durations = view, durations
-        self._known: dict[Pattern, tuple[float, bool]] = {}
+        self._known: dict[Pattern, tuple[float, bool, bool, bool]] = {}
         self.issued = 0.0
 
     def gate(self, rank: Rank) -> None:
         """Before the rank's next instruction: its device cannot begin earlier than the host does, nor with what is no pass over a
         segment before the host is done. A WAIT is gated by `issue` alone: what it joins may end later."""
         pattern = rank.steps[rank.at][0]
-        seconds, waits = self._of(pattern)
+        seconds, waits, computes, joins = self._known.get(pattern) or self._of(pattern)
         begin = max(self.issued, rank.now) if waits else self.issued
-        self._end = begin + seconds
-        if pattern.op is not Op.WAIT:
-            rank.now = max(rank.now, begin if pattern.op in COMPUTE_OPS else self._end)
+        self._end = end = begin + seconds
+        if not joins and rank.now < (first := begin if computes else end):
+            rank.now = first
 
     def issue(self, rank: Rank, turn: float, start: float) -> None:
         """After it: notes how long the device waited for the host. `turn`: when it was ready; `start`: when it could begin."""
-        self.issued = self._end
-        late = start - turn + max(0.0, self._end - rank.now)
-        if late > 0:
-            rank.times.host[rank.at] = late
-            rank.now = max(rank.now, self._end)
+        self.issued = end = self._end
+        if start == turn and end <= rank.now:
+            return
+        rank.times.host[rank.at] = start - turn + max(0.0, end - rank.now)
+        rank.now = max(rank.now, end)
 
-    def _of(self, pattern: Pattern) -> tuple[float, bool]:
-        """Seconds of the host for such an instruction, and whether it waits for the device first."""
-        found = self._known.get(pattern)
-        if found is None:
-            found = self._known[pattern] = self._seconds(pattern), waits_of_host(pattern, self._view) > 0
+    def _of(self, pattern: Pattern) -> tuple[float, bool, bool, bool]:
+        """Seconds of the host for such an instruction, and whether it waits for the device first, computes, and joins."""
+        waits = waits_of_host(pattern, self._view) > 0
+        found = self._seconds(pattern), waits, pattern.op in COMPUTE_OPS, pattern.op is Op.WAIT
+        self._known[pattern] = found
         return found
 
     def _seconds(self, pattern: Pattern) -> float:
@@ -51,6 +51,6 @@ class HostLane:
         beside = launches_beside(pattern, self._view) * software.host_launch_seconds
         if pattern.op in COMPUTE_OPS:
             return software.host_instruction_seconds + self._durations.phase(pattern).issue + beside
-        issued = work_launches(pattern.work) * software.host_launch_seconds
+        issued = self._durations.launches(pattern.work) * software.host_launch_seconds
         started = len(pattern.work.collectives) * software.host_collective_seconds
         return software.host_instruction_seconds + issued + started + beside
