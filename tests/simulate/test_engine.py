@@ -126,7 +126,7 @@ def test_waiting_is_for_the_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # three blocks a microbatch, and the first forward and last backward
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     schedule=st.sampled_from(FIXED),
     pp=st.sampled_from([1, 2, 3, 4]),
@@ -135,26 +135,44 @@ def test_waiting_is_for_the_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     recompute=st.sampled_from(["none", "selective", "full"]),
     microbatches=st.integers(1, 40),
     layers=st.integers(8, 12),
+    tied=st.booleans(),
+    cp=st.sampled_from([1, 2]),
 )
 def test_the_straight_line_is_the_step(
-    schedule: str, pp: int, zero: int, tp: int, recompute: str, microbatches: int, layers: int
+    schedule: str, pp: int, zero: int, tp: int, recompute: str, microbatches: int, layers: int, tied: bool, cp: int
 ) -> None:
-    """`predict_step` simulates few microbatches of many; the whole step takes as long, and holds as much, to 1 %."""
+    """`predict_step` simulates few microbatches of many; the whole step takes as long, and holds as much, to 1 %; without a
+    pipeline exactly so."""
     virtual = least_stages(schedule)
     spec = make_spec(
-        {"num_layers": layers, "hidden_size": 512, "num_heads": 8, "ffn_size": 1536},
+        {"num_layers": layers, "hidden_size": 512, "num_heads": 8, "ffn_size": 1536, "tie_embeddings": tied},
         sequence_length=512, accumulation=microbatches, transport="native", precision={"compute": "bf16"}, pp=pp,
-        schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=zero, tp=tp, recompute=recompute,
+        schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=zero, tp=tp, cp=cp, recompute=recompute,
     )  # fmt: skip
     prices = real_prices(spec)
     predicted, simulated_fully = predict_step(spec, prices), simulate(spec, prices)
-    assert predicted.seconds == pytest.approx(simulated_fully.seconds, rel=0.01)
-    assert predicted.device_bytes == pytest.approx(simulated_fully.device_bytes, rel=0.01)
+    assert predicted.seconds == pytest.approx(simulated_fully.seconds, rel=0.01 if pp > 1 else 1e-9)
+    assert predicted.device_bytes == pytest.approx(simulated_fully.device_bytes, rel=0.01 if pp > 1 else 0)
     assert tuple(predict_memory(spec, prices)) == predicted.device_bytes
     for ours, theirs in zip(predicted.along(lambda s: s.spent), simulated_fully.spent, strict=True):
         assert sum(ours.values()) == pytest.approx(predicted.seconds, rel=1e-6)
         for kind in {*ours, *theirs} - {IDLE}:
             assert ours.get(kind, 0.0) == pytest.approx(theirs.get(kind, 0.0), abs=0.02 * simulated_fully.seconds)
+
+
+@pytest.mark.parametrize(("zero", "schedule", "pp"), [(3, "1f1b", 1), (2, "1f1b", 1), (3, "1f1b", 2), (3, "gpipe", 2)])
+def test_what_grows_once_grows_no_further(zero: int, schedule: str, pp: int) -> None:
+    """From the third microbatch on the large embedding's backward has more beside it than before: once, not with each of 64."""
+    spec = make_spec(
+        {"num_layers": 2, "hidden_size": 512, "num_heads": 8, "ffn_size": 1536, "vocab_size": 30000, "tie_embeddings": True},
+        sequence_length=256, accumulation=64, transport="native", precision={"compute": "bf16"}, pp=pp,
+        schedule=schedule, dp_shard=4, zero=zero, cp=2, recompute="full",
+    )  # fmt: skip
+    prices = real_prices(spec)
+    exact, predicted = simulate(spec, prices).device_bytes, predict_step(spec, prices)
+    assert not predicted.is_full
+    assert predicted.device_bytes == exact
+    assert tuple(predict_memory(spec, prices)) == exact
 
 
 def test_programs_that_wait_for_each_other_are_named() -> None:

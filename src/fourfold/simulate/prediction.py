@@ -8,6 +8,7 @@ microbatches costs what one of some 3 x pp does.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isclose
 from typing import TypeVar
 
 from fourfold.cost.memory import device_bytes, held_program
@@ -42,9 +43,9 @@ class StepPrediction:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """Peak memory of the devices of every pipeline rank. Each instruction's memory lies on a line of its own, and the peak on
-        the highest of them."""
-        if self.earlier is None:
+        """Peak memory of the devices of every pipeline rank: the longer step's, unless ever more microbatches are in flight. Then
+        each instruction's memory lies on a line of its own, and the peak on the highest of them."""
+        if self.earlier is None or not _holds_ever_more(self.simulation.spec):
             return self.simulation.device_bytes
         ratio, software = self.periods, self.simulation.prices.software
         found = []
@@ -75,8 +76,16 @@ def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None
         return StepPrediction(simulation.seconds, simulation)
     fewer = most - period
     first, second = (simulate(spec.with_microbatches(n), prices, compiled=compiled) for n in (fewer, most))
+    if fewer == 1 and not _waits_alike(first, second):
+        fewer, first, second = most, second, simulate(spec.with_microbatches(most + 1), prices, compiled=compiled)
     ratio = (wanted - fewer) / period
     return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), second, first, ratio)
+
+
+def _waits_alike(first: Simulation, second: Simulation) -> bool:
+    """Whether devices wait as long for their hosts in both steps: then it is at their begin and end, and no microbatch adds to it."""
+    sums = ([sum(rank.host.values()) for rank in step.times.ranks] for step in (first, second))
+    return all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(*sums, strict=True))
 
 
 def predict_memory(
@@ -86,15 +95,12 @@ def predict_memory(
     lowered when it is asked for. A rank's memory does not grow with the number of microbatches from the steady state on, unless
     the schedule has ever more of them in flight, as GPipe."""
     compiled = compiled or CompiledStages(spec)
-    layout, schedule, steady = spec.layout, find_schedule(spec.layout.schedule), steady_microbatches(spec)
-    wanted = layout.num_microbatches
-    few = wanted if steady is None else min(steady, wanted)
-    held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, number) for number in (few, wanted))
-    if held > held_few:
+    if _holds_ever_more(spec):
         every = predict_step(spec, prices, compiled).device_bytes
         yield from (each for rank, each in enumerate(every) if ranks is None or rank in ranks)
         return
-    short = spec.with_microbatches(few)
+    wanted, steady = spec.layout.num_microbatches, steady_microbatches(spec)
+    short = spec.with_microbatches(wanted if steady is None else min(max(steady, _ACCUMULATED), wanted))
     views = [view for view in compiled.views(short) if ranks is None or view.pp_rank in ranks]
     for view, program in zip(views, each_program(compiled, views), strict=True):
         yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
@@ -110,14 +116,28 @@ def simulated_microbatches(spec: StepSpec) -> int:
     return steady + (wanted - steady) % period + period
 
 
+_ACCUMULATED = 2
+"""Of so many microbatches a step has gradients of one while it computes another, as a longer one has."""
 LONG_PIPELINE, LONG_ROUNDS = 16, 3
 """From so many ranks on, so many rounds of pp microbatches suffice for every schedule that repeats itself."""
 
 
 def steady_microbatches(spec: StepSpec) -> int | None:
-    """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where it grows at
-    all. None: the schedule need not repeat itself."""
+    """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where ever more are
+    in flight. None: the schedule need not repeat itself."""
     pp, rounds = spec.layout.pp, find_schedule(spec.layout.schedule).steady_rounds
     if rounds is None:
         return None
+    if pp == spec.layout.virtual_stages == 1 and not _holds_ever_more(spec):
+        return 1
     return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
+
+
+def _holds_ever_more(spec: StepSpec) -> bool:
+    """Whether the schedule has more microbatches in flight the more there are, as GPipe."""
+    layout, schedule = spec.layout, find_schedule(spec.layout.schedule)
+    rounds = schedule.steady_rounds
+    if rounds is None:
+        return False
+    few, more = (schedule.in_flight(layout.pp, layout.virtual_stages, n * layout.pp) for n in (rounds, rounds + 1))
+    return more > few
