@@ -8,6 +8,8 @@ import { ask, Refused } from "./client.ts";
  * latest after the second. A shorter one is let finish, so that dragging redraws.
  */
 const PATIENCE_MS = [250, 1000] as const;
+/** So many answers tell how slow the next one may be: a server that knows parts of one gives it sooner. */
+const LATEST = 8;
 
 export class Live<Name extends keyof Documents> {
   document = $state.raw<Documents[Name] | undefined>();
@@ -15,6 +17,9 @@ export class Live<Name extends keyof Documents> {
   busy = $state(false);
   /** From the request to the answer. */
   milliseconds = $state(0);
+  /** The longest of the latest answers. */
+  slowest = $state(0);
+  #latest: readonly number[] = [];
   #name: Name;
   #view: string;
   #shown = "";
@@ -63,6 +68,8 @@ export class Live<Name extends keyof Documents> {
     try {
       const found = await ask(this.#name, JSON.parse(key) as object, this.#view, abort.signal);
       this.milliseconds = performance.now() - this.#flying.since;
+      this.#latest = [this.milliseconds, ...this.#latest].slice(0, LATEST);
+      this.slowest = Math.max(...this.#latest);
       this.document = found;
       this.error = "";
       this.#shown = key;
