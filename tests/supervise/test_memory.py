@@ -2,13 +2,15 @@
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
+from fourfold.checkpoint.digests import CHUNK_BYTES
 from fourfold.runtime.memory_file import MemoryFile
-from tests.support.supervised import Supervised, free_port, left_by, on_machines, write_run
+from tests.support.supervised import Supervised, free_port, left_by, on_machines, read_lines, write_run
 
 STEPS = 30
 MEMORY = ("checkpoint.memory_every_steps=1", "checkpoint.every_steps=20")
@@ -81,6 +83,39 @@ def test_a_flipped_byte_falls_to_the_next_source(run_file: Path, undisturbed, tm
         assert (rows, files[1]) == (undisturbed[0], undisturbed[1][1])
 
 
+def test_every_chunk_of_a_copy_is_checked(tmp_path: Path) -> None:
+    """A byte of another chunk is flipped in every region, until each chunk had one, the digests behind them too."""
+    changes = ("model.hidden_size=96", "model.ffn_size=256", "batch.steps=1000000", "checkpoint.every_steps=1000000")
+    with Supervised(write_run(tmp_path), tmp_path / "run", *MEMORY, *changes, "faults.restarts=1000") as run:
+        chunk, size = 0, 1
+        while chunk * CHUNK_BYTES < size:
+            begun = [row["step"] for row in read_lines(run.out / "events.jsonl") if row["event"] in ("start", "resume")]
+            run.wait_for_step(begun[-1] + 3 if begun else 3)
+            pids, before, flipped = run.pids, len(run.events("memory_refused")), []
+            for pid in pids:
+                os.kill(pid, 19)
+            memory = memory_of(run)
+            for rank, version in memory.regions():
+                head = memory.head(rank, version)
+                if head is None or chunk * CHUNK_BYTES >= size:
+                    continue
+                size = json.loads(head)["file"]["size_bytes"]
+                body = size - 16 * -(-size // (CHUNK_BYTES + 16))
+                start, end = min(chunk * CHUNK_BYTES, body), min((chunk + 1) * CHUNK_BYTES, body)
+                place = memory.data_start(rank, version) + (max(start, end - 9) if start < body else body + 3)
+                memory.write(bytes([os.pread(memory.descriptor, 1, place)[0] ^ 4]), place)
+                flipped.append(f"bytes {start} to {end} are" if start < body else "the digests at its end are")
+                chunk += 1
+            os.close(memory.descriptor)
+            os.kill(pids[0], 9)
+            run.wait_until(lambda pids=pids: run.has_replaced(pids))
+            told = before + len(flipped)
+            run.wait_until(lambda told=told: len(run.events("memory_refused")) >= told)
+            messages = [event["message"] for event in run.events("memory_refused")[before:]]
+            assert all(any(words in message for message in messages) for words in flipped), (flipped, messages)
+        assert chunk > 4
+
+
 def test_killed_within_a_copy_the_one_before_is_taken(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", *MEMORY, fault="copy:1:7:1") as run:
         assert run.finish() == 0, run.printed
@@ -138,6 +173,58 @@ def test_a_machine_that_is_lost_with_its_memory(run_file: Path, tmp_path: Path, 
         assert source == "memory", leader.printed
         assert 0 <= leader.events("failure")[0]["step"] - step <= 2
     assert left_by(out) == left_by(tmp_path / "undisturbed")
+
+
+LAUNCHERS = {
+    "torchrun": lambda rank: {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2},
+    "slurm": lambda rank: {
+        "SLURM_PROCID": rank,
+        "SLURM_NTASKS": 4,
+        "SLURM_LOCALID": rank % 2,
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_NODEID": rank // 2,
+    },
+    "kubernetes": lambda pod: {"NNODES": 4, "JOB_COMPLETION_INDEX": pod},
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("launcher", "layout"),
+    [("torchrun", ()), ("slurm", ("layout.dp_shard=2", "layout.dp_replicate=2")), ("kubernetes", ())],
+)
+def test_a_host_of_two_supervisors_that_is_lost(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, layout: tuple[str, ...]
+) -> None:
+    """Four supervisors of a rank each, on two hosts: a rank's copies lie on both."""
+    out, flags = tmp_path / "run", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    boots = [tmp_path / f"boot-{host}" for host in range(2)]
+    for host, boot in enumerate(boots):
+        boot.write_text(f"{host + 1:08x}-0000-4000-8000-000000000000\n")
+    mount = 'mount --bind "$1" /proc/sys/kernel/random/boot_id || exit 77; shift; exec "$@"'
+
+    def start(number: int) -> Supervised:
+        for key, value in {**flags, **LAUNCHERS[launcher](number)}.items():
+            monkeypatch.setenv(key, str(value))
+        prefix = ["unshare", "--mount", "sh", "-c", mount, "sh", str(boots[number // 2])]
+        each = {"ranks": 1, "machines": 4} if launcher == "kubernetes" else {"ranks": 4}
+        return Supervised(run_file, out, *MEMORY, *layout, machine=number, prefix=prefix, **each)
+
+    with ExitStack() as alive:
+        leader, *others = [alive.enter_context(start(number)) for number in range(4)]
+        while not (leader.pids and min(place.step for place in leader.positions) > 6):
+            if leader.process.poll() == 77:
+                pytest.skip("nothing can be mounted here")
+            assert leader.process.poll() is None, leader.printed
+        for other in others[1:]:
+            other.process.kill()
+        leader.wait_until(lambda: leader.events("wait"))
+        for number in (2, 3):
+            alive.enter_context(start(number))
+        assert leader.finish() == 0, leader.printed
+        ((step, source),) = resumed(leader)
+        assert source == "memory", leader.printed
+        assert 0 <= leader.events("failure")[0]["step"] - step <= 2
 
 
 @pytest.mark.faults

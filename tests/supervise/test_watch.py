@@ -10,8 +10,10 @@ pytest.importorskip("torch")
 from fourfold.config import RunFailure, parse_run
 from fourfold.launch.resolve import resolve_run
 from fourfold.program.liveness import ledger
-from fourfold.runtime.progress import TRAINING, Position
+from fourfold.runtime.progress import READING, TRAINING, Position
+from fourfold.supervise import watch
 from fourfold.supervise.blame import Blame, Sighting
+from fourfold.supervise.observation import Observation
 from fourfold.train.measured import check_sent
 from tests.support.hangs_in_turn import hang_in_turn
 from tests.support.supervised import Supervised, left_by, write_run
@@ -56,6 +58,38 @@ def test_a_rank_too_busy_to_say_where_it_is_computes_without_end() -> None:
     waiting = Sighting(place, "S", ("torch/distributed/distributed_c10d.py", "runtime/collectives.py"))
     verdict = Blame(resolved).verdict([waiting, Sighting(place, "R")])
     assert (verdict.rank, verdict.cause, verdict.instruction) == (1, "looping", "C")
+
+
+class TwoRanks:
+    """Ranks of which 0 waits for 1 from second 0 on, while 1 reads its data and stands still from second 0.3 on."""
+
+    def __init__(self, clock: list[float], at: int) -> None:
+        self._clock, self._at = clock, at
+
+    def observe(self) -> list[Observation]:
+        late = 1 if self._clock[0] > 0.3 else 0
+        waiting, reading = Position(7, self._at, 0.0, 0.0, TRAINING, 1), Position(6 + late, 0, 0.0, 0.0, READING, 2)
+        return [Observation(waiting, "S"), Observation(reading, "S")]
+
+    def tracebacks(self) -> dict[int, tuple[str, ...]]:
+        return {0: ("runtime/collectives.py",), 1: ("data/batches.py",)}
+
+
+def test_the_rank_at_fault_is_named_as_soon_as_it_has_had_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for it are late a moment before; nobody then looks away for a second."""
+    resolved = resolve_run(parse_run(RUN), 2, 320)
+    at = next(i for i, step in enumerate(resolved.train_programs[0].instructions) if step.short == "C")
+    clock = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    watching = watch.Watch(parse_run(RUN).faults, 600.0, Blame(resolved), {TRAINING: 0.1, READING: 0.1})
+    watching.begin()
+    verdict, ranks = None, TwoRanks(clock, at)
+    while verdict is None and clock[0] < 10:
+        clock[0] += 0.05
+        verdict = watching.look(ranks)
+    assert verdict is not None
+    assert (verdict.rank, verdict.cause) == (1, "hung")
+    assert clock[0] < 4.8
 
 
 def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict:

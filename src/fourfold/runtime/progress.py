@@ -54,10 +54,22 @@ NOWHERE = Position(0, 0, 0.0, 0.0, TRAINING, 0)
 """The position of a rank that has not reported."""
 
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_boot() -> int:
+    """A number below 2**60 that all processes of a machine share, whatever starts them and in whatever container, until it boots
+    again; 0 where the system has none."""
+    try:
+        return int(_BOOT.read_text().replace("-", "")[:15], 16)
+    except (OSError, ValueError):
+        return 0
+
+
 def this_host() -> int:
     """A number that processes share which see each other's numbers: of this boot of this machine, and of its container."""
     try:
-        names = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+        names = _BOOT.read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
         return 0
     return zlib.crc32(names.encode())

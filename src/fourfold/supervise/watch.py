@@ -92,7 +92,9 @@ class Watch:
             [Sighting(each.position, each.state, calls.get(rank, ())) for rank, each in enumerate(seen)]
         )
         own = self._ranks[found.rank]
-        if own.still <= self._limit(found.rank, seen[found.rank]):
+        left = self._limit(found.rank, seen[found.rank]) - own.still
+        if left >= 0:  # one that waits for it began to stand still before: asked again once it has had its time
+            self._judged = now + min(left, _RETRY_SECONDS) - _RETRY_SECONDS
             return None
         return replace(found, still_seconds=own.still)
 

@@ -27,6 +27,7 @@ from fourfold.config import RunConfig
 from fourfold.config.json_lines import read_jsonl
 from fourfold.program.view import RankView
 from fourfold.runtime.memory_file import DESCRIPTOR, PLACE, VERSIONS, MemoryFile
+from fourfold.runtime.progress import this_boot
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
@@ -60,7 +61,10 @@ class PeerMemory:
         rank, layout = context.rank, view.spec.layout
         self._machines = self._transfer.sizes(int(os.environ.get("FOURFOLD_MACHINE", "0")))
         self._mates = [r for r, machine in enumerate(self._machines) if machine == self._machines[rank]]
-        kept_by = peers(layout, self._machines, replicated_axes(view))
+        hosts = self._transfer.sizes(
+            this_boot()
+        )  # launchers start several supervisors on one host, which is lost as a whole
+        kept_by = peers(layout, hosts if len(set(hosts)) > 1 else self._machines, replicated_axes(view))
         self._peer = kept_by[rank]
         self._own = [
             rank,
