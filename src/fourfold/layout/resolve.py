@@ -18,7 +18,7 @@ from fourfold.layout.divisibility import (
     tensor_fault,
 )
 from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
-from fourfold.model.low_precision import BLOCK
+from fourfold.model.low_precision import MULTIPLES
 
 _SEARCHED = 100_000
 """Degrees up to this one are tried for a value that works."""
@@ -106,12 +106,13 @@ def _check_gemms(config: RunConfig, layout: Layout, model: ModelConfig) -> None:
     chunk = layout.sequence_length // sequence_multiple(layout.cp)
     local = layout.tokens // layout.tp if layout.sequence_parallel else layout.tokens
     kv_heads = model.num_kv_heads * layout.tp_copy // layout.tp
-    fault = gemm_fault(model, BLOCK, layout.tp, kv_heads, chunk, local)
+    multiple = MULTIPLES[config.precision.gemm_dtype]
+    fault = gemm_fault(model, multiple, layout.tp, kv_heads, chunk, local)
     if fault is not None:
         name, size = fault
         raise UserError(
-            f"{stated} rounds blocks of {BLOCK} numbers, and {name} = {size} is no multiple of it; what works: a "
-            f"multiple of {BLOCK}, smaller degrees of tp and cp, or no precision.gemm_dtype"
+            f"{stated} takes {multiple} numbers together, and {name} = {size} is no multiple of it; what works: a "
+            f"multiple of {multiple}, smaller degrees of tp and cp, or no precision.gemm_dtype"
         )
 
 

@@ -30,7 +30,7 @@ class Environment:
     @cached_property
     def gemms(self) -> Gemms:
         """The matmuls of blocks' linear layers."""
-        return self.ops if self.recipe is None else LowPrecisionGemms(self.ops, self.recipe)
+        return self.ops if self.recipe is None else LowPrecisionGemms(self.ops, self.recipe, self.parallel.scales)
 
 
 @dataclass(frozen=True)
