@@ -103,11 +103,9 @@ def _check_gemms(config: RunConfig, layout: Layout, model: ModelConfig) -> None:
     stated = f"precision.gemm_dtype = {config.precision.gemm_dtype!r}"
     if model.block is not None:
         raise UserError(f"{stated}: a block of your own runs in precision.compute; what works: leave it out")
-    chunk = layout.sequence_length // sequence_multiple(layout.cp)
-    local = layout.tokens // layout.tp if layout.sequence_parallel else layout.tokens
-    kv_heads = model.num_kv_heads * layout.tp_copy // layout.tp
     multiple = MULTIPLES[config.precision.gemm_dtype]
-    fault = gemm_fault(model, multiple, layout.tp, kv_heads, chunk, local)
+    sizes = (layout.tp, layout.cp, layout.sequence_length, layout.tokens, layout.sequence_parallel)
+    fault = gemm_fault(model, multiple, *sizes)
     if fault is not None:
         name, size = fault
         raise UserError(

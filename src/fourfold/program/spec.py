@@ -117,7 +117,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         config.data.document_mask,
         transport,
         config.optimizer.spec,
-        recipe=_recipe(precision, transport),
+        recipe=gemm_recipe(precision, transport),
     )
     placed = replace(
         layout,
@@ -127,7 +127,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
     return replace(spec, layout=placed)
 
 
-def _recipe(precision: PrecisionSection, transport: Transport) -> GemmRecipe | None:
+def gemm_recipe(precision: PrecisionSection, transport: Transport) -> GemmRecipe | None:
     """Kernels multiply on accelerators that compute in 16 bits; elsewhere the rounding is emulated."""
     name = precision.gemm_dtype
     if name is None:
