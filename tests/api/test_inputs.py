@@ -137,7 +137,8 @@ def test_a_cluster_in_every_form(here: Path) -> None:
 
 
 def test_a_run_states_its_software_and_an_argument_wins(here: Path) -> None:
-    stated = {"cluster": {"software": "megatron-2024", "gemm_dtype": "fp8"}, "precision.compute": "bf16"}
+    cluster = {"software": "megatron-2024", "gemm_dtype": "fp8"}
+    stated = {"cluster": cluster, "precision.compute": "bf16", "model.ffn_size": 64}
 
     def found(**arguments: Any) -> tuple[str, str]:
         document = ff.simulate("run.toml", stated, cluster="dgx-h100:4", **arguments).to_json()

@@ -81,11 +81,12 @@ EXPERT_LAYOUTS: dict[str, dict] = {
     "ep, zero 3": {"ep": 2, "zero": 3},
     "ep, data outermost": {"ep": 2, "pp": 2, "outermost": "dp"},
 }
+MEGATRON = {"software": "megatron-2025"}
 REQUESTS: dict[str, dict] = {
-    "fp8": {"software_overrides": SoftwareOverrides(gemm_dtype="fp8")},
-    "fp8 in blocks": {"software_overrides": SoftwareOverrides(gemm_dtype="fp8-block")},
-    "mxfp8": {"software_overrides": SoftwareOverrides(gemm_dtype="mxfp8"), "cluster": "dgx-b200"},
-    "nvfp4": {"software_overrides": SoftwareOverrides(gemm_dtype="nvfp4"), "cluster": "dgx-b200"},
+    "fp8": {"software_overrides": SoftwareOverrides(gemm_dtype="fp8"), **MEGATRON},
+    "fp8 in blocks": {"software_overrides": SoftwareOverrides(gemm_dtype="fp8-block"), **MEGATRON},
+    "mxfp8": {"software_overrides": SoftwareOverrides(gemm_dtype="mxfp8"), "cluster": "dgx-b200", **MEGATRON},
+    "nvfp4": {"software_overrides": SoftwareOverrides(gemm_dtype="nvfp4"), "cluster": "dgx-b200", **MEGATRON},
     "bf16 gradients": {"precision": PrecisionSection(compute="bf16", gradients="bf16")},
     "fp32": {"precision": PrecisionSection(compute="fp32")},
     "sgd": {"optimizer": SgdSection(name="sgd", nesterov=True)},

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from fourfold.config.schema import GemmRecipeName
 from fourfold.model import torch_operations as ops
 from fourfold.model.footprint import Shape
 from fourfold.model.ghost_rank import GhostRank
@@ -124,8 +125,79 @@ def test_gradients_are_those_of_autograd(element: str) -> None:
         assert torch.allclose(grad - 1, w.grad, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("recipe", ["fp8", "fp8-block"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operands_are_torchs_own_casts(recipe: GemmRecipeName, dtype: torch.dtype) -> None:
+    """Each side of each matmul, bit for bit: torch's cast of the numbers over the scale of their tile, a power of two, found
+    here number by number."""
+    torch.manual_seed(5)
+    sizes = {"grad": (256, 128), "x": (256, 384), "weight": (128, 384)}
+    grad, x, weight = (
+        (torch.randn(*size) * 2.0 ** torch.randint(-9, 9, (size[0], 1))).to(dtype) for size in sizes.values()
+    )
+    seen: list[torch.Tensor] = []
+    gemms = LowPrecisionGemms(_Watching(seen), GemmRecipe(recipe, "e5m2"))  # type: ignore[arg-type]
+    gemms.linear(x, weight)
+    gemms.matmul(grad, weight)
+    gemms.accumulate(torch.empty(128, 384), grad, x, fresh=True)
+    tile, square = ((1, 128), (128, 128)) if recipe == "fp8-block" else (None, None)
+    expected = [
+        _cast(x, "e4m3", tile),
+        _cast(weight, "e4m3", square),
+        _cast(grad, "e5m2", tile),
+        _cast(weight.t(), "e4m3", square),
+        _cast(grad.t(), "e5m2", tile).t(),
+        _cast(x.t(), "e4m3", tile).t(),
+    ]
+    for found, wanted in zip(seen, expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+class _Watching:
+    """torch's operations, with the operands of every matmul noted."""
+
+    def __init__(self, seen: list[torch.Tensor]) -> None:
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(ops, name)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        self._seen += [x.clone(), weight.clone()]
+        return ops.linear(x, weight)
+
+    def accumulate(self, grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor, fresh: bool) -> None:
+        self._seen += [left.clone(), right.clone()]
+        ops.accumulate(grad, left, right, fresh)
+
+
+def _cast(x: torch.Tensor, element: str, tile: tuple[int, int] | None) -> torch.Tensor:
+    _, _, largest, dtype = FORMATS[element]
+    (rows, columns), out = tile or x.shape, torch.empty(x.shape)
+    for i, j in product(range(0, x.shape[0], rows), range(0, x.shape[1], columns)):
+        part = x[i : i + rows, j : j + columns].double()
+        scale = 2.0 ** math.ceil(math.log2(float(part.abs().max()) / largest))
+        out[i : i + rows, j : j + columns] = ((part / scale).to(dtype).double() * scale).float()
+    return out
+
+
+def test_one_scale_is_what_torchs_scaled_matmul_takes() -> None:
+    """The emulated matmul against `torch._scaled_mm` on the same 8-bit operands."""
+    torch.manual_seed(6)
+    x, weight = torch.randn(64, 48), torch.randn(32, 48)
+    operands, scales = [], []
+    for each in (x, weight):
+        scale = 2.0 ** math.ceil(math.log2(float(each.abs().max()) / 448.0))
+        operands.append((each / scale).to(torch.float8_e4m3fn))
+        scales.append(torch.tensor(scale))
+    wanted = torch._scaled_mm(operands[0], operands[1].t(), *scales, out_dtype=torch.float32)
+    found = LowPrecisionGemms(ops, GemmRecipe("fp8")).linear(x, weight)
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 MODELS = {
     "dense": replace(BASE, num_heads=8, num_kv_heads=4, head_dim=32, ffn_size=128),
+    "wide": replace(BASE, hidden_size=128, num_heads=4, num_kv_heads=4, head_dim=64, ffn_size=256),
     "moe, shared": replace(
         DEEPSEEK,
         head_dim=64,
@@ -140,12 +212,21 @@ MODELS = {
 WAYS = ("one rank", "tp", "tp+sequence", "ring", "ulysses", "ep")
 
 
-@pytest.mark.parametrize(("name", "split"), [(n, s) for n, s in product(MODELS, WAYS) if n != "dense" or s != "ep"])
-def test_what_is_recorded_is_what_is_executed(name: str, split: str) -> None:
+CASES: list[tuple[str, str, GemmRecipeName]] = [
+    *((n, s, "mxfp8") for n, s in product(("dense", "moe, shared"), WAYS) if n != "dense" or s != "ep"),
+    *(("wide", split, "fp8-block") for split in WAYS if split != "ep"),
+    *(("dense", split, "fp8") for split in WAYS if split != "ep"),
+    ("moe, shared", "tp+sequence", "fp8"),
+]
+
+
+@pytest.mark.parametrize(("name", "split", "recipe"), CASES)
+def test_what_is_recorded_is_what_is_executed(name: str, split: str, recipe: GemmRecipeName) -> None:
     """As for the compute format: FLOPs and collectives are equal, bytes and launches within their bounds."""
     model, off = MODELS[name], []
     for compute in ("fp32", "bf16"):
-        shape = Shape(2, 256, compute, "fp32", False, recipe=GemmRecipe("mxfp8"), **SPLITS[split])  # type: ignore[arg-type]
+        length = 1024 if recipe == "fp8-block" else 256
+        shape = Shape(2, length, compute, "fp32", False, recipe=GemmRecipe(recipe), **SPLITS[split])  # type: ignore[arg-type]
         for segment in build_segments(model):
             off += [str(row) for row in _differences(model, shape, "none", segment, 0) if _is_off(row)]
     assert not off, "\n".join(["", *off])

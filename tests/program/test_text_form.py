@@ -34,7 +34,15 @@ COLLECTIVES = st.builds(
 
 SIZES = st.integers(0, 2**40)
 ITEMS = st.one_of(
-    st.builds(Gemm, SIZES, SIZES, SIZES, st.booleans(), st.integers(1, 256)),
+    st.builds(
+        Gemm,
+        SIZES,
+        SIZES,
+        SIZES,
+        st.booleans(),
+        st.integers(1, 256),
+        st.sampled_from(["", "fp8", "fp8-block", "mxfp8"]),
+    ),
     st.builds(Attention, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES, st.booleans()),
     st.builds(Elementwise, SIZES, SIZES, SIZES, st.sampled_from(["", "sent", "sorted", "experts"])),
     st.builds(Start, COLLECTIVES, st.sampled_from(["", "tp.1", "dp_replicate+dp_shard.2"])),

@@ -25,24 +25,35 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor, ring, zero 3": (4, {"tp": 2, "cp": 2, "zero": 3}),
     "experts": (2, {"dp_shard": 2, "ep": 2, "zero": 1}),
 }
+WIDE = {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64, "ffn_size": 256, "num_layers": 2}
+"""Features of which every rank of two has a multiple of 128."""
+SCALED = ("zero 2", "zero 3, recompute", "pipeline", "tensor", "sequence", "ring, documents", "tensor, ring, zero 3")
+RECIPES = [
+    *(("mxfp8", name) for name in LAYOUTS),
+    *(("fp8", name) for name in (*SCALED, "ulysses", "experts")),
+    *(("fp8-block", name) for name in SCALED),
+]
 
 
 def _table(layout: dict[str, Any], experts: bool, documents: bool = False, **precision: str) -> dict[str, Any]:
-    model = {**DIMENSIONS, **({**MIXTRAL, "moe_ffn_size": 64} if experts else {})}
+    wide = precision.get("gemm_dtype") == "fp8-block"
+    model = {**(WIDE if wide else DIMENSIONS), **({**MIXTRAL, "moe_ffn_size": 64} if experts else {})}
     return run_table(
         model=model,
-        batch={"global_sequences": 4, "sequence_length": 128, "steps": 2},
+        batch={"global_sequences": 4, "sequence_length": 512 if wide else 128, "steps": 2},
         layout=layout,
         data={"document_mask": documents},
         precision={"compute": "fp64", "gemm_dtype": "mxfp8", **precision},
     )
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_rounds_the_same_blocks(name: str) -> None:
+@pytest.mark.parametrize(("recipe", "name"), RECIPES)
+def test_every_layout_rounds_the_same_numbers_together(recipe: str, name: str) -> None:
+    """One scale a tensor is that of a microbatch, so that one rank has microbatches of the same size."""
     ranks, layout = LAYOUTS[name]
     kind = name == "experts", name.endswith("documents")
-    single, split = _table({}, *kind), _table(layout, *kind)
+    alike = {"microbatch_sequences": layout.get("microbatch_sequences", 1)} if recipe == "fp8" else {}
+    single, split = (_table(each, *kind, gemm_dtype=recipe) for each in (alike, layout))
     (alone,) = expected = run_on_ranks(1, run_rank, table=single, ranks=1)
     results = run_on_ranks(ranks, run_rank, table=split, ranks=ranks)
     check_bytes(split, results)

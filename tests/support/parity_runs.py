@@ -8,7 +8,6 @@ import torch
 
 from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.low_precision import BLOCK
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
@@ -114,7 +113,7 @@ class RankData:
     def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int) -> None:
         self._batch, self._layout, self._rank = batch, spec.layout, rank
         self._masked, self._own_block = spec.document_mask, spec.model.block is not None
-        self._together = 1 if spec.recipe is None else BLOCK
+        self._together = 1 if spec.recipe is None else spec.recipe.multiple
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
         self._tables = rope_tables(spec.model, spec.layout.sequence_length, dtype, torch.device("cpu"))

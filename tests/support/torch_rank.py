@@ -94,7 +94,13 @@ class TorchRank:
             ring = self._group("cp_ring", shape.cp_ring, ring_rank)
             context = ContextParallel(ring, self._group("cp_ulysses", shape.cp_ulysses), shape.cp_gather)
         tp, ep, etp = (self._group(axis, getattr(shape, axis)) for axis in ("tp", "ep", "etp"))
-        return Parallel(tp, shape.sequence_parallel, shape.tp_copies, context, ep, etp)
+        scales = self._group(*self._sharing())
+        return Parallel(tp, shape.sequence_parallel, shape.tp_copies, context, ep, etp, scales)
+
+    def _sharing(self) -> tuple[str, int]:
+        """The axes along which ranks share a microbatch, and how many they are."""
+        split = {"cp": self.shape.cp_ring * self.shape.cp_ulysses, "tp": self.shape.tp}
+        return "+".join(axis for axis, size in split.items() if size > 1), split["cp"] * split["tp"]
 
     def _units(self) -> dict[str, FlatUnit]:
         result = {}
@@ -119,8 +125,7 @@ class TorchRank:
 
     def _balancing(self) -> Balancing:
         shape, experts = self.shape, self.model.num_experts
-        split = {"cp": shape.cp_ring * shape.cp_ulysses, "tp": shape.tp}
-        group = self._group("+".join(axis for axis, size in split.items() if size > 1), split["cp"] * split["tp"])
+        group = self._group(*self._sharing())
         bias = torch.zeros(experts, dtype=torch_dtype("fp64" if shape.compute == "fp64" else "fp32"))
         return Balancing(
             shape.sequences, shape.sequence_length, shape.sequences, (group,) if group is not None else (),

@@ -171,6 +171,7 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
         "model": _fitting(asked, request),
         "batch": run.batch.model_copy(update=batch),
         "layout": request.section(layout),
+        "precision": request.precision,
     }
     return run.model_copy(update=planned).on_cluster(_anywhere(name) if is_path(name) else name)
 

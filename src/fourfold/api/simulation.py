@@ -32,7 +32,14 @@ from fourfold.simulate.checks import CheckPrice, check_prices
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.published import PublishedStep, published_step
-from fourfold.simulate.run_prices import SoftwareOverrides, check_devices, idle_devices, prices_for, transport_on
+from fourfold.simulate.run_prices import (
+    SoftwareOverrides,
+    check_devices,
+    executed_precision,
+    idle_devices,
+    prices_for,
+    transport_on,
+)
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
 from fourfold.simulate.whole import check_layers, check_size, step_for_trace
@@ -173,6 +180,8 @@ def priced_run(
     software_overrides = software_overrides.of_run(config.cluster, software)
     machine = loaded_cluster(where)
     config = on_cluster(config, where)
+    precision, software_overrides = executed_precision(config.precision, machine, software, software_overrides)
+    config = config.model_copy(update={"precision": precision})
     vocabulary = stated_vocab_size(config.model, config.data)
     model = resolve_model(config.model, vocabulary)
     check_layers(model)

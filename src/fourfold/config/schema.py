@@ -8,9 +8,13 @@ from fourfold.config.model_section import ModelSection
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.section import Dtype, Section
 
+GemmRecipeName = Literal["fp8", "fp8-block", "mxfp8"]
+"""Recipes of low-precision GEMMs that fourfold executes."""
+Element = Literal["e4m3", "e5m2"]
+"""Formats of 8 bits: sign, exponent of 4 or 5, mantissa of 3 or 2."""
 GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
-Attention = Literal["flash", "unfused", "recomputed"]
 """Formats of low-precision GEMMs; all but the first have a scale for every block of numbers."""
+Attention = Literal["flash", "unfused", "recomputed"]
 FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
 """How model FLOPs are counted (`model.counts.step_flops_per_token`)."""
 
@@ -115,11 +119,11 @@ class PrecisionSection(Section):
     """Format of activations and of the parameters that compute uses."""
     master: Literal["fp64", "fp32"] | None = None
     """Format of the weights that the optimizer updates, and of its states. Left out: fp32, or fp64 where `compute` is fp64."""
-    gemm_dtype: Literal["mxfp8"] | None = None
-    """Format to which the operands of blocks' linear layers are rounded before they are multiplied: `mxfp8`, in blocks of 32 with a
-    power of two as scale. Left out: `compute`."""
-    gemm_gradients: Literal["e4m3", "e5m2"] = "e4m3"
-    """Format of the gradients among these operands."""
+    gemm_dtype: GemmRecipeName | None = None
+    """Recipe by which the operands of blocks' linear layers are quantized to 8 bits before they are multiplied: `fp8` has one scale
+    for a tensor, `fp8-block` one for 128 numbers (128 x 128 of a weight), `mxfp8` one for 32. Left out: they stay in `compute`."""
+    gemm_gradients: Element | None = None
+    """Format of the gradients among these operands; weights and activations are E4M3. Left out: `e5m2` with `fp8`, else `e4m3`."""
     gradients: Dtype | None = None
     """Format in which gradients are accumulated and reduced. Left out: fp32, or fp64 where `compute` is fp64."""
 

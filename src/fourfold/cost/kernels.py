@@ -79,11 +79,12 @@ def _expert_sizes(gemm: Gemm) -> tuple[int, int]:
 
 
 def gemm_bytes(gemm: Gemm, kernels: Kernels, element_bytes: int) -> int:
-    """Operands once and the result once; the sum that it is added to is read too, in fp32."""
+    """Operands once, a byte a number where they are quantized, and the result once; the sum that it is added to is read too, in
+    fp32."""
     rows, inner = _expert_sizes(gemm)
     adds_itself = gemm.accumulates and not kernels.gradient_bytes
     result = gemm.groups * rows * gemm.columns
-    operands = gemm.groups * inner * (rows + gemm.columns) * element_bytes
+    operands = gemm.groups * inner * (rows + gemm.columns) * (1 if gemm.dtype else element_bytes)
     return operands + result * (8 if adds_itself else element_bytes)
 
 
@@ -167,11 +168,14 @@ def kernel_seconds(
     dtype: str,
     element_bytes: int,
 ) -> float:
-    """Any kernel, what the device loses at its launch included. `gemm_dtype`: the format of matmuls alone."""
+    """Any kernel, what the device loses at its launch included. `gemm_dtype`: the format of matmuls alone, converted to on the way.
+    Matmuls that state a recipe have quantized operands: the kernels that quantize them stand before them."""
     if isinstance(item, Gemm):
-        seconds = gemm_seconds(item, device, kernels, gemm_dtype, element_bytes)
-        if gemm_dtype != dtype:
-            seconds = seconds / kernels.low_share + memory_seconds(_converted_bytes(item, kernels), device, kernels)
+        seconds = gemm_seconds(item, device, kernels, "fp8" if item.dtype else gemm_dtype, element_bytes)
+        if item.dtype or gemm_dtype != dtype:
+            seconds /= kernels.low_share
+        if not item.dtype and gemm_dtype != dtype:
+            seconds += memory_seconds(_converted_bytes(item, kernels), device, kernels)
         seconds += memory_seconds(_added_bytes(item, kernels), device, kernels)
         return launches(item, kernels) * kernels.launch_seconds + seconds
     if isinstance(item, Attention):
@@ -184,7 +188,7 @@ def kernel_bytes(
 ) -> float:
     """Bytes that a kernel moves, of those that `kernel_seconds` prices."""
     if isinstance(item, Gemm):
-        converted = _converted_bytes(item, kernels) if gemm_dtype != dtype else 0.0
+        converted = _converted_bytes(item, kernels) if not item.dtype and gemm_dtype != dtype else 0.0
         return gemm_bytes(item, kernels, element_bytes) + converted + _added_bytes(item, kernels)
     if isinstance(item, Attention):
         return attention_bytes(item, kernels, element_bytes)

@@ -35,7 +35,8 @@ SAMPLED = 4
 class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
-    `dtype`: the compute format; `gemm_dtype`: that of matmuls alone, where it is another (fp8). `link_share`: of each
+    `dtype`: the compute format; `gemm_dtype`: that of matmuls alone, where the software converts on its way (fp8). `recipe`: of
+    the matmuls that state one, whose operands the program quantizes; None: there are none. `link_share`: of each
     level's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
     of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """
@@ -52,6 +53,7 @@ class Prices:
     top_k: int = 1
     top_nodes: int = 0
     links: Links = field(default_factory=lambda: fitted().link_constants)
+    recipe: str | None = None
 
     @cached_property
     def _software_links(self) -> Links:
@@ -81,6 +83,11 @@ class Prices:
     @cached_property
     def _kernel(self) -> Callable[[Gemm | Attention | Elementwise], float]:
         return kernel_times(self.cluster.device, self.kernels, self.gemm_dtype, self.dtype, self.element_bytes)
+
+    @property
+    def matmul_format(self) -> str:
+        """The format that matmuls are multiplied in, but the head's."""
+        return self.gemm_dtype if self.recipe is None else "fp8"
 
     @cached_property
     def plain(self) -> "Prices":

@@ -179,7 +179,7 @@ def roofline_document(setup: Setup) -> dict[str, Any]:
     resolved, cluster, prices = priced_setup(setup)
     device, rate = cluster.device, cluster.device.memory_bytes_per_second
     step = _Step(resolved, prices)
-    dtypes = dict.fromkeys((prices.gemm_dtype, prices.dtype))
+    dtypes = dict.fromkeys((prices.matmul_format, prices.dtype))
     peaks = {dtype: device.peak(dtype) for dtype in dtypes}
     found = step.attention
     size = None
@@ -195,7 +195,7 @@ def roofline_document(setup: Setup) -> dict[str, Any]:
         "cluster": cluster.key,
         "device": device.key,
         "software": prices.software.name,
-        "gemm_dtype": prices.gemm_dtype,
+        "gemm_dtype": prices.matmul_format,
         "dtype": prices.dtype,
         "memory_bytes_per_second": rate,
         "memory_bound_share": sum(each["step_share"] for each in points if each["bound"] == "memory"),
@@ -207,7 +207,7 @@ def roofline_document(setup: Setup) -> dict[str, Any]:
 
 def _points(step: _Step, peaks: dict[str, float], rate: float) -> Iterator[dict[str, Any]]:
     prices, by_format = step.prices, defaultdict(lambda: step.prices.dtype)
-    by_format["matmul"] = prices.gemm_dtype
+    by_format["matmul"] = prices.matmul_format
     total = sum(place.seconds for place in step.places.values())
     for (segment, phase, name), place in step.places.items():
         peak = peaks[prices.dtype if segment == "head" else by_format[place.kind]]

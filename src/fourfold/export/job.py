@@ -98,7 +98,7 @@ class TrainerJob:
         """The low-precision format of GEMMs, as `--gemm-dtype` names them; None: that of computation."""
         stated, software = self.request.software_overrides.gemm_dtype, self.request.software
         if stated is not None or software.gemm_dtype is None:
-            return stated
+            return stated or self.request.precision.gemm_dtype
         return "nvfp4" if software.gemm_dtype == "fp4" else "fp8-block" if software.fine_scales else "fp8"
 
     @cached_property

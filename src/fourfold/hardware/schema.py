@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from fourfold.config.errors import UserError, did_you_mean, lower_first, shortened, unknown_key
+from fourfold.config.schema import GemmRecipeName
 from fourfold.config.section import Section
 from fourfold.hardware.types import PEAK_BITS
 
@@ -62,6 +63,7 @@ class DeviceTable(Section):
     units: Annotated[int, BeforeValidator(_integer), Field(ge=1, le=1_000_000)] | None = None
     unit_memory_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=1024, le=10**12)] | None = None
     power_watts: Positive | None = None
+    gemm_recipes: list[GemmRecipeName] | None = None
     kernels: Annotated[dict[KernelConstant, Constant], Field(default_factory=dict)]
     host_launch_seconds: Annotated[float, Field(ge=0, le=1)] | None = None
     context_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=0, le=10**12)] | None = None

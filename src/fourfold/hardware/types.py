@@ -1,6 +1,6 @@
 """Devices, interconnect levels and clusters: figures with units, and the peak of a number format."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ class Device:
     `unit_memory_bytes`: fast memory of each that a kernel keeps its tiles in (shared memory, LDS).
     `power_watts`: the maker's thermal or board limit of the device alone.
 
+    `gemm_recipes`: recipes of low-precision matmuls that torch has a kernel for there. None: `fp8`, where fp8 has a peak.
+
     A device that `fourfold calibrate --device` measured has three more figures. `kernels`: constants of `cost.kernels.Kernels` in
     place of fitted ones, shares of these peaks. `host_launch_seconds`: of the host, to start a kernel. `context_bytes`: memory that
     a process takes beside its tensors."""
@@ -51,9 +53,17 @@ class Device:
     units: int | None = None
     unit_memory_bytes: int | None = None
     power_watts: float | None = None
+    gemm_recipes: Sequence[str] | None = field(default=None, hash=False)
     kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_launch_seconds: float | None = None
     context_bytes: int | None = None
+
+    @property
+    def executed_recipes(self) -> tuple[str, ...]:
+        """Recipes of low-precision matmuls that run there."""
+        if self.gemm_recipes is not None:
+            return tuple(self.gemm_recipes)
+        return ("fp8",) if "fp8" in self.peak_flops_per_second else ()
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a matmul whose operands are `dtype`.

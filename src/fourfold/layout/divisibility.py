@@ -25,22 +25,21 @@ def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
 
 
 def gemm_fault(
-    model: ModelConfig, block: int, tp: int, kv_heads: int, chunk: int, local_tokens: int
+    model: ModelConfig, multiple: int, tp: int, cp: int, sequence_length: int, tokens: int, sequence_parallel: bool
 ) -> tuple[str, int] | None:
-    """The first size, (name, value), on one rank that blocks of `block` numbers do not divide: its features, and
-    neighbouring tokens. Where blocks divide all of them, every layout rounds the same numbers together. `kv_heads`: of one rank;
-    `chunk`: tokens of a sequence that lie together; `local_tokens`: those that MLA's down projections see."""
-    heads = model.num_heads // tp
+    """The first size, (name, value), on one rank that is no multiple of so many numbers, which share a scale: its features, and
+    neighbouring tokens. Where all are, every layout quantizes the same numbers together. `tokens`: of a microbatch on a rank of
+    cp."""
+    heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
     sizes = {"model.hidden_size": model.hidden_size}
     if model.is_mla:
         sizes |= {
-            "model.query_rank": model.query_rank or block,
-            "model.key_value_rank": model.key_value_rank or block,
-            "model.key_value_rank + rope_head_dim": (model.key_value_rank or 0) + model.rope_head_dim,
+            "model.query_rank": model.query_rank or multiple,
+            "model.key_value_rank": model.key_value_rank or multiple,
             "num_heads / tp x nope_head_dim": heads * model.nope_head_dim,
             "num_heads / tp x value_head_dim": heads * model.value_head_dim,
             "num_heads / tp x head_dim": heads * model.head_dim,
-            "tokens that a rank of tp holds": local_tokens,
+            "tokens that a rank of tp holds": tokens // tp if sequence_parallel else tokens,
         }
     else:
         sizes |= {"num_heads / tp x head_dim": heads * model.head_dim, "kv heads x head_dim": kv_heads * model.head_dim}
@@ -48,8 +47,9 @@ def gemm_fault(
         sizes["ffn_size / tp"] = model.ffn_size // tp
     if model.num_shared_experts:
         sizes["shared experts' ffn / tp"] = model.num_shared_experts * model.moe_ffn_size // tp
+    chunk = sequence_length // sequence_multiple(cp)
     sizes["tokens of a sequence that lie together (sequence_length, or sequence_length / (2 cp))"] = chunk
-    return next(((name, size) for name, size in sizes.items() if size % block), None)
+    return next(((name, size) for name, size in sizes.items() if size % multiple), None)
 
 
 def splits_tensors(model: ModelConfig, tp: int) -> bool:

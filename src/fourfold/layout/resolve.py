@@ -18,7 +18,7 @@ from fourfold.layout.divisibility import (
     tensor_fault,
 )
 from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
-from fourfold.model.low_precision import BLOCK
+from fourfold.model.low_precision import MULTIPLES
 
 _SEARCHED = 100_000
 """Degrees up to this one are tried for a value that works."""
@@ -103,15 +103,14 @@ def _check_gemms(config: RunConfig, layout: Layout, model: ModelConfig) -> None:
     stated = f"precision.gemm_dtype = {config.precision.gemm_dtype!r}"
     if model.block is not None:
         raise UserError(f"{stated}: a block of your own runs in precision.compute; what works: leave it out")
-    chunk = layout.sequence_length // sequence_multiple(layout.cp)
-    local = layout.tokens // layout.tp if layout.sequence_parallel else layout.tokens
-    kv_heads = model.num_kv_heads * layout.tp_copy // layout.tp
-    fault = gemm_fault(model, BLOCK, layout.tp, kv_heads, chunk, local)
+    multiple = MULTIPLES[config.precision.gemm_dtype]
+    sizes = (layout.tp, layout.cp, layout.sequence_length, layout.tokens, layout.sequence_parallel)
+    fault = gemm_fault(model, multiple, *sizes)
     if fault is not None:
         name, size = fault
         raise UserError(
-            f"{stated} rounds blocks of {BLOCK} numbers, and {name} = {size} is no multiple of it; what works: a "
-            f"multiple of {BLOCK}, smaller degrees of tp and cp, or no precision.gemm_dtype"
+            f"{stated} takes {multiple} numbers together, and {name} = {size} is no multiple of it; what works: a "
+            f"multiple of {multiple}, smaller degrees of tp and cp, or no precision.gemm_dtype"
         )
 
 

@@ -30,7 +30,12 @@ class Environment:
     @cached_property
     def gemms(self) -> Gemms:
         """The matmuls of blocks' linear layers."""
-        return self.ops if self.recipe is None else LowPrecisionGemms(self.ops, self.recipe)
+        return self.ops if self.recipe is None else LowPrecisionGemms(self.ops, self.recipe, self.parallel.scales)
+
+    def gemms_of(self, features: int) -> Gemms:
+        """The same for a layer that writes so many features on every rank: in the compute format where they are no multiple of
+        those that share a scale."""
+        return self.ops if self.recipe is not None and features % self.recipe.multiple else self.gemms
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,16 @@ class GhostRank:
             tp=group("tp", shape.tp, shape.tp - 1),  # the last one has the vocabulary's padding
             sequence=shape.sequence_parallel,
             tp_copies=shape.tp_copies,
+            scales=group(*self._sharing()),
             context=context,
             ep=group("ep", shape.ep),
             etp=group("etp", shape.etp),
         )
+
+    def _sharing(self) -> tuple[str, int]:
+        """The group of the ranks that share a microbatch: its axes, and how many they are."""
+        split = {"cp": self.shape.cp_ring * self.shape.cp_ulysses, "tp": self.shape.tp}
+        return "+".join(axis for axis, degree in split.items() if degree > 1), split["cp"] * split["tp"]
 
     def _units(self) -> dict[str, "GhostUnit"]:
         """The units that the segment reads: its own, and perhaps the embedding's."""
@@ -139,14 +145,13 @@ class GhostRank:
 
     def _balancing(self) -> Balancing:
         shape, experts = self.shape, self.model.num_experts
-        split = {"cp": shape.cp_ring * shape.cp_ulysses, "tp": shape.tp}
-        axes, size = [axis for axis, degree in split.items() if degree > 1], split["cp"] * split["tp"]
+        axes, size = self._sharing()
         bias_dtype = "fp64" if shape.compute == "fp64" else "fp32"
         return Balancing(
             sequences=shape.sequences,
             sequence_length=shape.sequence_length,
             global_sequences=shape.sequences,
-            groups=(GhostGroup(self.recording, "+".join(axes), size),) if axes else (),
+            groups=(GhostGroup(self.recording, axes, size),) if axes else (),
             bias=self.ops.outside((experts,), bias_dtype) if self.model.router == "sigmoid" else None,
             load=self.ops.outside((experts,), "fp64"),
             losses=self.ops.outside((2,), "fp64"),

@@ -40,7 +40,7 @@ def mla_query_key_value(env: Environment, x: Array, w: MLAWeights, batch: Microb
     rank, rope = w.key_value_norm.data.shape[0], model.rope_head_dim
     normed, statistics = normalize(ops, x, w, model.norm_eps)
     saved.keep(statistics_1=statistics, normed_1=normed)
-    down = env.gemms.linear(normed, w.key_value_down.data)
+    down = env.gemms_of(rank + rope).linear(normed, w.key_value_down.data)
     compressed, rope_key = down.split((rank, rope), dim=1)
     normed_compressed = _norm_compressed(env, compressed, w.key_value_norm, "latent", saved)
     query_input = normed
@@ -147,8 +147,9 @@ def _taken(saved: Saved, name: str) -> tuple[Array, Array]:
 
 def _project_backward(env: Environment, grad: Array, down: Weight, x: Array) -> Array:
     """grad [t, rows] of x [t, hidden] @ down^T -> the gradient of x; adds the weight's."""
-    down.add_matmul(env.gemms, grad, x)
-    return env.gemms.matmul(grad, down.data)
+    gemms = env.gemms_of(down.data.shape[0])
+    down.add_matmul(gemms, grad, x)
+    return gemms.matmul(grad, down.data)
 
 
 def _gather(env: Environment, parts: list[Array]) -> None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fourfold.config import ModelConfig
+from fourfold.config.schema import GemmRecipeName
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
     from fourfold.flash.visible import Visible
+    from fourfold.model.low_precision import Operand
 
 Array = Any
 """A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
@@ -71,6 +73,10 @@ class Operations(Protocol):
 
     def accumulate(self, grad: Array, grad_output: Array, inputs: Array, fresh: bool) -> None:
         """grad [out, in] += grad_output [T, out]^T @ inputs [T, in]; assigned where `fresh`."""
+        ...
+
+    def scaled_matmul(self, left: "Operand", right: "Operand", name: GemmRecipeName, dtype: Format) -> Array:
+        """left [m, k] @ right [n, k]^T -> [m, n] in `dtype`, by the device's matmul of 8-bit operands. `name`: of the recipe."""
         ...
 
     def grouped_matmul(self, rows: Array, matrices: Array, groups: Groups) -> Array:

@@ -68,6 +68,7 @@ class Parallel:
 
     `sequence`: the residual stream, [tokens, hidden] of a microbatch laid flat, is split evenly by tokens over `tp`.
     `tp_copies`: ranks of `tp` that hold the same key and value heads (1 unless kv heads < tp).
+    `scales`: the ranks of `cp` and `tp`, which share the scales of low-precision operands that they hold parts of.
     """
 
     tp: Group | None = None
@@ -76,6 +77,7 @@ class Parallel:
     context: ContextParallel | None = None
     ep: Group | None = None
     etp: Group | None = None
+    scales: Group | None = None
 
 
 ALONE = Parallel()

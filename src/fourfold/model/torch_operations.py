@@ -15,6 +15,7 @@ from fourfold.model.torch_attention import attend_backward as attend_backward
 from fourfold.model.torch_grouped import accumulate as accumulate
 from fourfold.model.torch_grouped import grouped_accumulate as grouped_accumulate
 from fourfold.model.torch_grouped import grouped_matmul as grouped_matmul
+from fourfold.model.torch_scaled import scaled_matmul as scaled_matmul
 
 int64, int32, boolean = torch.int64, torch.int32, torch.bool
 e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -12,13 +12,15 @@ from typing import Literal, NamedTuple
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """A matmul [rows, inner] x [inner, columns]. `accumulates`: added to what is there, as weight gradients are. `groups`:
-    its tokens, which are its rows or those of `inner` where it accumulates, are divided among this many experts."""
+    its tokens, which are its rows or those of `inner` where it accumulates, are divided among this many experts. `dtype`: the
+    recipe by which both operands were quantized before it; empty: they are in the run's format."""
 
     rows: int
     columns: int
     inner: int
     accumulates: bool = False
     groups: int = 1
+    dtype: str = ""
 
     @property
     def flops(self) -> int:

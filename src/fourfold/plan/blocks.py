@@ -17,7 +17,7 @@ from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.plan.space import MICROBATCHES
 from fourfold.program.schedule import BUILT_IN, usual_schedule
-from fourfold.program.spec import StepSpec
+from fourfold.program.spec import StepSpec, gemm_recipe
 from fourfold.simulate.durations import Durations
 
 FLOOR_SHARE = 0.98
@@ -207,4 +207,6 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         tp_head=shape.tp if model.is_mla else tensor_head_degree(shape.tp, model.num_kv_heads),
     )
     formats = (request.precision.compute, request.precision.master_format, request.precision.gradients_format)
-    return StepSpec(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)
+    recipe = gemm_recipe(request.precision, request.transport)
+    spec = StepSpec(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)
+    return replace(spec, recipe=recipe)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
@@ -16,7 +16,7 @@ from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.constraints import NO_CONSTRAINTS, Constraints, Value, parse_value
 from fourfold.program.spec import Transport, resolve_step
-from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, prices_for, transport_on
+from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, executed_precision, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
@@ -69,11 +69,7 @@ class Request:
     ) -> "Request":
         """With the constants that ship for that cluster's device and `software` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
-        if precision.gemm_dtype is not None:
-            raise UserError(
-                f"precision.gemm_dtype = {precision.gemm_dtype!r}: the search does not know which layouts keep its blocks "
-                "whole; what works: leave it out for the search, and state it for fourfold simulate"
-            )
+        precision, software_overrides = executed_precision(precision, cluster, software, software_overrides)
         transport = transport_on(cluster)
         config = _run(
             global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens

@@ -46,5 +46,5 @@ class Plan:
         """FLOPs a token (`model.counts.step_flops_per_token`) x tokens/s of a device / its peak in the compute format."""
         request = self.request
         flops = step_flops_per_token(request.model, request.sequence_length)
-        peak = request.cluster.device.peak(request.template.gemm_dtype)
+        peak = request.cluster.device.peak(request.template.matmul_format)
         return flops * self.tokens_per_second(priced) / peak

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from fourfold.layout.divisibility import (
+    gemm_fault,
     max_stages,
     sequence_multiple,
     splits_experts,
@@ -12,6 +13,7 @@ from fourfold.layout.divisibility import (
     splits_tokens,
     spreads_experts,
 )
+from fourfold.model.low_precision import MULTIPLES
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.program.schedule import BUILT_IN, find_schedule, usual_schedule
@@ -71,8 +73,19 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
                         tokens = microbatch * request.sequence_length // cp
                         if not splits_tokens(model, tokens, tp, request.sequence_parallel):
                             continue
+                        if _cuts_scales(request, tp, cp, tokens):
+                            continue
                         for policy in choices("recompute", policies, known):
                             yield BlockShape(tp, cp, method, ep, etp, microbatch, policy)
+
+
+def _cuts_scales(request: Request, tp: int, cp: int, tokens: int) -> bool:
+    """Whether numbers that share a scale would lie on several ranks."""
+    recipe = request.precision.gemm_dtype
+    if recipe is None:
+        return False
+    sizes = (tp, cp, request.sequence_length, tokens, request.sequence_parallel and tp > 1)
+    return gemm_fault(request.model, MULTIPLES[recipe], *sizes) is not None
 
 
 def _context_methods(request: Request, tp: int, cp: int) -> list[str]:

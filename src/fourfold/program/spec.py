@@ -5,10 +5,10 @@ from typing import Literal
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
-from fourfold.config.schema import FaultsSection
+from fourfold.config.schema import FaultsSection, PrecisionSection
 from fourfold.layout import Layout, check_stages
 from fourfold.model.footprint import Shape
-from fourfold.model.low_precision import GemmRecipe
+from fourfold.model.low_precision import GRADIENTS, GemmRecipe
 from fourfold.model.spec import Segment, build_segments
 from fourfold.program.footprints import Footprints
 from fourfold.program.schedule import check_schedule, find_schedule, stage_ranks
@@ -117,7 +117,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         config.data.document_mask,
         transport,
         config.optimizer.spec,
-        recipe=GemmRecipe(precision.gemm_dtype, precision.gemm_gradients) if precision.gemm_dtype else None,
+        recipe=gemm_recipe(precision, transport),
     )
     placed = replace(
         layout,
@@ -125,6 +125,15 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
     )
     return replace(spec, layout=placed)
+
+
+def gemm_recipe(precision: PrecisionSection, transport: Transport) -> GemmRecipe | None:
+    """Kernels multiply on accelerators that compute in 16 bits; elsewhere the rounding is emulated."""
+    name = precision.gemm_dtype
+    if name is None:
+        return None
+    kernels = transport == "native" and precision.compute == "bf16"
+    return GemmRecipe(name, precision.gemm_gradients or GRADIENTS[name], kernels)
 
 
 def _segment_costs(spec: StepSpec) -> list[float]:

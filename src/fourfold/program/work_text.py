@@ -2,6 +2,7 @@
 
 from typing import cast, get_args
 
+from fourfold.model.low_precision import MULTIPLES
 from fourfold.model.work import (
     Attention,
     Collective,
@@ -48,7 +49,11 @@ def parse_collective(words: list[str]) -> Collective:
 def _format_item(item: Item) -> str:
     if isinstance(item, Gemm):
         kind = "accumulate" if item.accumulates else "gemm"
-        return f"{kind} {item.rows} {item.columns} {item.inner}" + (f" {item.groups}" if item.groups != 1 else "")
+        return (
+            f"{kind} {item.rows} {item.columns} {item.inner}"
+            + (f" {item.groups}" if item.groups != 1 else "")
+            + (f" {item.dtype}" if item.dtype else "")
+        )
     if isinstance(item, Attention):
         kind = "attention-backward" if item.backward else "attention"
         sizes = (item.sequences, item.queries, item.keys, item.heads, item.kv_heads, item.query_key_dim, item.value_dim)
@@ -64,8 +69,9 @@ def _format_item(item: Item) -> str:
 def _parse(words: list[str]) -> Item:
     kind, *rest = words
     if kind in ("gemm", "accumulate"):
-        rows, columns, inner, *groups = map(int, rest)
-        return Gemm(rows, columns, inner, kind == "accumulate", *groups)
+        dtype = rest.pop() if rest[-1] in MULTIPLES else ""
+        rows, columns, inner, groups = map(int, [*rest, "1"][:4])
+        return Gemm(rows, columns, inner, kind == "accumulate", groups, dtype)
     if kind in ("attention", "attention-backward"):
         sequences, queries, keys, heads, kv_heads, query_key_dim, value_dim = map(int, rest)
         backward = kind == "attention-backward"

@@ -214,7 +214,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "device": request.cluster.device.key,
         "devices": request.devices,
         "software": request.software.name,
-        "gemm_dtype": request.template.gemm_dtype,
+        "gemm_dtype": request.template.matmul_format,
         "context_bytes": int(request.software.context_bytes),
         "allocator_fragmentation": request.software.fragmentation,
         "global_sequences": request.global_sequences,

@@ -173,7 +173,7 @@ def format_overhead(software: SoftwareProfile) -> str:
 def format_software(prices: Prices) -> str:
     """The software profile, and the format of its matmuls where that is not the compute format."""
     scales = " with a scale a block" if prices.software.fine_scales else ""
-    gemm_dtype = f", matmuls in {prices.gemm_dtype}{scales}" if prices.gemm_dtype != prices.dtype else ""
+    gemm_dtype = f", matmuls in {prices.matmul_format}{scales}" if prices.matmul_format != prices.dtype else ""
     return f"{prices.software.name}{gemm_dtype}"
 
 

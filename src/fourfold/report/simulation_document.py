@@ -24,7 +24,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "cluster": prices.cluster.key,
         "device": prices.cluster.device.key,
         "software": prices.software.name,
-        "gemm_dtype": prices.gemm_dtype,
+        "gemm_dtype": prices.matmul_format,
         "devices": summary.devices,
         "layout": layout_document(layout),
         "num_microbatches": summary.num_microbatches,

@@ -26,6 +26,7 @@ def bind_parallel(layout: Layout, groups: Mapping[str, AxisGroup]) -> Parallel:
         tp=group("tp"),
         sequence=layout.sequence_parallel,
         tp_copies=layout.tp_copy,
+        scales=groups.get(axes_name(layout.active(("cp", "tp")))),
         context=context,
         ep=group("ep"),
         etp=group("etp"),

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from fourfold.config import RunConfig, UserError, did_you_mean
-from fourfold.config.schema import Attention, ClusterSection, GemmDtype
+from fourfold.config.schema import Attention, ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
 from fourfold.cost.calibrated import calibrated_prices
+from fourfold.cost.calibration import constants_of
 from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
@@ -55,6 +57,25 @@ class SoftwareOverrides:
 NO_OVERRIDES = SoftwareOverrides()
 
 
+def executed_precision(
+    precision: PrecisionSection, cluster: Cluster, software: str | None, overrides: SoftwareOverrides
+) -> tuple[PrecisionSection, SoftwareOverrides]:
+    """fourfold's own software executes the matmuls that it is asked to price: there `gemm_dtype` becomes `precision.gemm_dtype`,
+    and what runs is priced. Raises `UserError` for a format that it does not execute, or that the device does not have."""
+    wanted = overrides.gemm_dtype
+    if wanted is None or software not in (None, OWN_SOFTWARE):
+        return precision, overrides
+    _check_gemm_dtype(overrides, cluster, precision.compute, constants_of(cluster) is not None)
+    recipes = get_args(GemmRecipeName)
+    if wanted not in recipes:
+        raise UserError(
+            f"--gemm-dtype {wanted}: fourfold has no such matmuls; allowed: {', '.join(recipes)}, or the software that has them: "
+            f"--software megatron"
+        )
+    stated = {"gemm_dtype": wanted}
+    return precision.model_copy(update=stated), replace(overrides, gemm_dtype=None)
+
+
 def prices_for(
     config: RunConfig,
     spec: StepSpec,
@@ -66,6 +87,9 @@ def prices_for(
     `software_names`; left out, fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises
     `UserError` for a name that is not there, and for matmuls in a format that the device does not have."""
     software, compute = software_named(software_name), config.precision.compute
+    recipe = spec.recipe if spec.recipe is not None and spec.recipe.kernels else None
+    if recipe is not None:
+        software = replace(software, fine_scales=recipe.name != "fp8")
     software = overrides.applied_to(on_device(software, cluster.device))
     if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
@@ -75,12 +99,12 @@ def prices_for(
             "what works: leave it out, or name the software that ran: cluster.software=megatron"
         )
     measured = calibrated_prices(cluster, spec.layout, compute) if software.name == OWN_SOFTWARE else None
-    _check_own_gemms(spec, software, overrides)
+    _check_own_gemms(spec, cluster.device, software, overrides)
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
         measured = replace(measured, software=overrides.applied_to(measured.software))
     prices = measured or fitted_prices(fitted(), cluster, spec, software, compute, software.gemm_dtype or compute)
-    return replace(prices, masked_share=document_share(config))
+    return replace(prices, masked_share=document_share(config), recipe=recipe.name if recipe is not None else None)
 
 
 def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
@@ -98,8 +122,13 @@ def document_share(config: RunConfig) -> float:
     return share_left(config.batch.sequence_length, data.document_tokens if data.document_mask else None)
 
 
-def _check_own_gemms(spec: StepSpec, software: SoftwareProfile, overrides: SoftwareOverrides) -> None:
+def _check_own_gemms(spec: StepSpec, device: Device, software: SoftwareProfile, overrides: SoftwareOverrides) -> None:
     """Low-precision matmuls that fourfold executes are recorded in the program; no other software runs that program."""
+    recipe = spec.recipe
+    if recipe is not None and recipe.kernels and recipe.name not in device.executed_recipes:
+        allowed = ", ".join(device.executed_recipes)
+        works = f"allowed there: {allowed}" if allowed else "it has none; what works: leave precision.gemm_dtype out"
+        raise UserError(f"precision.gemm_dtype = {recipe.name!r}: {device.name} has no such matmuls in torch; {works}")
     if spec.recipe is not None and (software.name != OWN_SOFTWARE or overrides.gemm_dtype is not None):
         raise UserError(
             f"precision.gemm_dtype = {spec.recipe.name!r} is what fourfold itself executes, and {software.name} with its own "

@@ -76,7 +76,7 @@ class StepSummary:
     @property
     def peak_flops_per_second(self) -> float:
         """FLOP/s of one device, in the format of the matmuls."""
-        return self.device.peak(self.step.simulation.prices.gemm_dtype)
+        return self.device.peak(self.step.simulation.prices.matmul_format)
 
     @cached_property
     def flops_per_token(self) -> float:

@@ -8,7 +8,6 @@ from fourfold.data.batches import IGNORED, Batch
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.low_precision import BLOCK
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
@@ -106,7 +105,7 @@ def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: tuple[torch.Tenso
     """The feed of a rank of the layout. A person's own block reads rows in zig-zag; tokens that are rounded together stay so."""
     layout, model = spec.layout, spec.model
     share = layout.context_share(rank) if layout.cp > 1 else None
-    together = None if model.block is not None else BLOCK if spec.recipe is not None else 1
+    together = None if model.block is not None else spec.recipe.multiple if spec.recipe is not None else 1
     return RowFeed(batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together)
 
 

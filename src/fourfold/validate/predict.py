@@ -11,7 +11,7 @@ from fourfold.layout import resolve_layout
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.program.view import rank_views
 from fourfold.simulate.prediction import predict_step
-from fourfold.simulate.run_prices import check_devices, document_share, fitted_prices, prices_for
+from fourfold.simulate.run_prices import check_devices, document_share, executed_precision, fitted_prices, prices_for
 from fourfold.simulate.whole import check_layers, check_size
 from fourfold.validate.case import Case, MeasuredStep, Prediction
 
@@ -55,16 +55,21 @@ def refusal_of(prediction: Prediction) -> str | None:
 def case_spec(case: Case) -> StepSpec:
     """The inputs of lowering. Raises `UserError` where the layout cannot be."""
     check_layers(case.model)
-    layout = resolve_layout(case.run, case.model)
+    run = case.run
+    if case.software.is_own:
+        precision, _ = executed_precision(run.precision, case.cluster, None, case.software.overrides)
+        run = run.model_copy(update={"precision": precision})
+    layout = resolve_layout(run, case.model)
     check_devices(layout, case.cluster)
-    return resolve_step(case.run, case.model, layout, case.transport)
+    return resolve_step(run, case.model, layout, case.transport)
 
 
 def case_prices(case: Case, spec: StepSpec, constants: Fitted) -> Prices:
     """Prices on the case's cluster. Low-precision GEMMs run at their own peak."""
     run, software = case.run, case.software
     if software.is_own:
-        prices = prices_for(run, spec, case.cluster, None, software.overrides)
+        overrides = replace(software.overrides, gemm_dtype=None)  # the step executes it
+        prices = prices_for(run, spec, case.cluster, None, overrides)
     else:
         profile = software.applied(constants.software(software.name), case.cluster.device.key)
         compute = software.compute_dtype or run.precision.compute

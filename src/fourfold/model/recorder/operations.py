@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from fourfold.config import ModelConfig
+from fourfold.config.schema import GemmRecipeName
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
@@ -16,6 +17,7 @@ from fourfold.model.work import Item as WorkItem
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
     from fourfold.flash.visible import Visible
+    from fourfold.model.low_precision import Operand
 
 
 def even_counts(parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
@@ -74,6 +76,16 @@ class RecorderOperations:
         if grad.dtype != inputs.dtype:
             self.make((rows, columns), inputs.dtype)
         self.recording.matmul(rows, columns, inner, accumulates=True)
+
+    def scaled_matmul(self, left: "Operand", right: "Operand", name: GemmRecipeName, dtype: str) -> Ghost:
+        (rows, inner), columns = left.numbers.shape, right.numbers.shape[0]
+        out = self.make((rows, columns), dtype)
+        if name != "fp8":  # scales are laid out as kernels read them
+            with self.fused("quantized"):
+                for scales in (left.scales, right.scales):
+                    scales.copied()
+        self.recording.matmul(rows, columns, inner, dtype=name)
+        return out
 
     def grouped_matmul(self, rows: Ghost, matrices: Ghost, groups: Any) -> Ghost:
         experts, inner, columns = matrices.shape

@@ -125,9 +125,11 @@ class Recording:
         region.bytes += size
         region.launches += launches
 
-    def matmul(self, rows: int, columns: int, inner: int, accumulates: bool = False, groups: int = 1) -> None:
+    def matmul(
+        self, rows: int, columns: int, inner: int, accumulates: bool = False, groups: int = 1, dtype: str = ""
+    ) -> None:
         assert self.region is None, "a matmul stands inside a fused region"
-        self.work.append(Gemm(rows, columns, inner, accumulates, groups))
+        self.work.append(Gemm(rows, columns, inner, accumulates, groups, dtype))
 
     def attend(self, attention: Attention) -> None:
         self.work.append(attention)
