@@ -19,7 +19,6 @@ from fourfold.model.weights import (
     PlainFeedForwardWeights,
 )
 
-
 BlockKinds = BlockWeights | ModuleWeights | OwnWeights
 
 

@@ -67,9 +67,7 @@ def _halves_of_kind(moe: bool, depth: int, model: ModelConfig, shape: Shape, pol
 
 
 @lru_cache(maxsize=512)
-def _parts_of_kind(
-    depth: int, model: ModelConfig, shape: Shape, policy: str
-) -> tuple[PartsFootprint, PartsFootprint]:
+def _parts_of_kind(depth: int, model: ModelConfig, shape: Shape, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
     segment = _first("block", True, depth, model)
     forward, backward = zip(*(rank.parts(policy) for rank in _ghost_ranks(segment, model, shape)), strict=True)
     return _largest_of_parts(forward), _largest_of_parts(backward)

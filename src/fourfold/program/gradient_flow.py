@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
+from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, FORWARD_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
-_SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
+_WITHOUT_GRADIENT = FORWARD_OPS | {Op.RECOMPUTE, Op.EXPERTS_BACKWARD}
+"""Passes that complete no gradient: FINISH_BACKWARD completes those of a backward in parts."""
+_SILENT = TRANSFERS | EXCHANGES | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
 
@@ -109,12 +111,14 @@ class _Flow:
 
     def compute(self, index: int, step: Pattern, m: int) -> None:
         """A pass of a microbatch over a segment."""
-        segment, op, bit = step.segment or "", step.op.value, 1 << m
-        if not self.passes.add(step.op, segment, m):
+        done = Op.BACKWARD if step.op is Op.FINISH_BACKWARD else step.op
+        segment, op, bit = step.segment or "", done.value, 1 << m
+        in_parts = step.op is Op.BACKWARD and not step.gradients
+        if not in_parts and not self.passes.add(done, segment, m):
             self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         if self.updated:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
-        if step.op is Op.FORWARD or step.op is Op.RECOMPUTE:
+        if in_parts or step.op in _WITHOUT_GRADIENT:
             return
         if step.op is Op.REPLAY:
             self._replay(index, step, m)
@@ -123,7 +127,7 @@ class _Flow:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
         if step.op is Op.BACKWARD_WEIGHT and not self.passes.of(Op.BACKWARD_INPUT, segment) & bit:
             self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
-        units = [written[5:] for written, _ in step.writes if written.startswith("grad/")]
+        units = step.gradients
         if self.begun.isdisjoint(units) and segment != "embed":
             self.repeatable[segment] = m
         self.begun.update(units)
