@@ -17,9 +17,15 @@ from fourfold.program.segment_passes import SegmentPasses
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
-_WITHOUT_GRADIENT = FORWARD_OPS | {Op.RECOMPUTE, Op.EXPERTS_BACKWARD}
-"""Passes that complete no gradient: FINISH_BACKWARD completes those of a backward in parts."""
-_SILENT = TRANSFERS | EXCHANGES | {Op.LOAD, Op.GATHER, Op.FREE}
+_WITHOUT_GRADIENT = FORWARD_OPS | {Op.RECOMPUTE}
+_NEEDED = {
+    Op.EXPERTS_FORWARD: Op.DISPATCH_TOKENS,
+    Op.FINISH_FORWARD: Op.COMBINE_TOKENS,
+    Op.EXPERTS_BACKWARD: Op.DISPATCH_GRADIENT,
+    Op.FINISH_BACKWARD: Op.COMBINE_GRADIENT,
+}
+"""The exchange that brings the rows of a part of a pass."""
+_SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
 
@@ -86,6 +92,9 @@ class _Flow:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
             self._sum_loss(index)
+        elif step.op in EXCHANGES and m is not None:
+            if not self.passes.add(step.op, step.segment or "", m):
+                self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         elif step.op in COMPUTE_OPS and m is not None:
             self.compute(index, step, m)
         for freed, _ in step.frees:
@@ -118,6 +127,9 @@ class _Flow:
             self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         if self.updated:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
+        if step.op in _NEEDED and not self.passes.of(_NEEDED[step.op], segment) & bit:
+            needed = f"{_NEEDED[step.op].value} {segment} m{m}"
+            self.fault(index, "computes on rows that never set out", f"start and join `{needed}` before it")
         if in_parts or step.op in _WITHOUT_GRADIENT:
             return
         if step.op is Op.REPLAY:
@@ -230,7 +242,8 @@ class _Flow:
         found = []
         for segment in (s.name for s in self.view.segments if unit in s.units):
             every, halved = self.passes.every, self.passes.halved(segment)
-            for op, wanted in (("B", every & ~halved), ("I", every & halved), ("W", every & halved)):
+            in_parts = self.passes.of(Op.EXPERTS_BACKWARD, segment)
+            for op, wanted in (("B", every & ~halved), ("E<", in_parts), ("I", every & halved), ("W", every & halved)):
                 found += [(segment, m, op) for m in bits(wanted & ~there.get((segment, op), 0))]
         return sorted(found)
 

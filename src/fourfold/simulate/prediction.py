@@ -68,7 +68,7 @@ class StepPrediction:
 
 def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> StepPrediction:
     """The full step, or two shorter ones and the straight line through them. `compiled`: as in `simulate`."""
-    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    wanted, period = spec.layout.num_microbatches, round_of(spec)
     most, compiled = simulated_microbatches(spec), compiled or CompiledStages(spec)
     if most == wanted:
         simulation = simulate(spec, prices, compiled=compiled)
@@ -89,7 +89,7 @@ def predict_memory(
     layout, schedule, steady = spec.layout, find_schedule(spec.layout.schedule), steady_microbatches(spec)
     wanted = layout.num_microbatches
     few = wanted if steady is None else min(steady, wanted)
-    held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, number) for number in (few, wanted))
+    held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, n / spec.couple) for n in (few, wanted))
     if held > held_few:
         every = predict_step(spec, prices, compiled).device_bytes
         yield from (each for rank, each in enumerate(every) if ranks is None or rank in ranks)
@@ -100,10 +100,16 @@ def predict_memory(
         yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
 
 
+def round_of(spec: StepSpec) -> int:
+    """The microbatches after which a schedule repeats itself: one for each pipeline rank, twice as many where they go two by
+    two."""
+    return spec.layout.pp * spec.couple
+
+
 def simulated_microbatches(spec: StepSpec) -> int:
     """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
     itself."""
-    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    wanted, period = spec.layout.num_microbatches, round_of(spec)
     steady = steady_microbatches(spec)
     if steady is None or wanted <= steady + period:
         return wanted
@@ -115,9 +121,9 @@ LONG_PIPELINE, LONG_ROUNDS = 16, 3
 
 
 def steady_microbatches(spec: StepSpec) -> int | None:
-    """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where it grows at
+    """From so many microbatches on, every further round of them adds the same time, and the same memory where it grows at
     all. None: the schedule need not repeat itself."""
     pp, rounds = spec.layout.pp, find_schedule(spec.layout.schedule).steady_rounds
     if rounds is None:
         return None
-    return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
+    return round_of(spec) * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
