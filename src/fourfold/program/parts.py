@@ -6,6 +6,9 @@ from fourfold.program import buffers as name
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.view import RankView
 
+PARTS = 3
+"""Computations of a pass in parts."""
+
 
 def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruction]:
     """FORWARD up to the dispatch, the experts, the rest; what its backward needs is complete with the last."""
