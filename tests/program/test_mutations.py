@@ -77,6 +77,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "muon_experts": {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 3, "checked": True, "optimizer": "muon"},
     "deepseek": {"model": deepseek(), "pp": 2, "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
+    "overlap": {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 2, "accumulation": 3, "overlap_experts": True},
+    "overlap_zero3": {
+        **{"model": deepseek(), "dp_shard": 2, "ep": 2, "zero": 3, "accumulation": 2, "recompute": "full"},
+        "overlap_experts": True,
+    },
+    "overlap_dualpipe_v": {
+        **{"model": {**QWEN3_MOE, "num_layers": 4}, "pp": 2, "schedule": "dualpipe_v", "accumulation": 4},
+        **{"dp_shard": 2, "ep": 2, "zero": 1, "overlap_experts": True},
+    },
     "everything": {
         **{"model": {**QWEN3_MOE, "tie_embeddings": True}, "pp": 2, "dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2},
         **{

@@ -37,6 +37,11 @@ CASES: list[dict[str, Any]] = [
     {"pp": 2, "accumulation": 3, "schedule": "zb_v", "virtual_stages": 2, "dp_shard": 2, "zero": 2},
     {"pp": 3, "accumulation": 3, "schedule": "zb_h1"},
     {"pp": 2, "model": deepseek(), "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
+    {"model": deepseek(), "dp_shard": 2, "ep": 2, "zero": 2, "accumulation": 3, "overlap_experts": True},
+    {
+        **{"pp": 2, "schedule": "dualpipe_v", "model": {**QWEN3_MOE, "num_layers": 4}, "dp_shard": 2, "ep": 2},
+        **{"zero": 1, "accumulation": 4, "overlap_experts": True},
+    },
 ]
 
 

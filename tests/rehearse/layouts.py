@@ -78,6 +78,17 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
         4,
         sections({"ep": 2, "dp_shard": 4, "zero": 3}, {**MIXTRAL, **LARGER, "capacity_factor": 1.25}),
     ),
+    "experts, overlapped": (
+        4,
+        sections({"ep": 4, "dp_shard": 4, "zero": 3, "overlap_experts": True}, {**DEEPSEEK_V3, **LARGER}),
+    ),
+    "experts, dualpipe_v": (
+        4,
+        sections(
+            {"pp": 2, "ep": 2, "dp_shard": 2, "zero": 1, "schedule": "dualpipe_v", "overlap_experts": True},
+            {**MIXTRAL, **LARGER, "num_layers": 4},
+        ),
+    ),
     "multi-token": (
         4,
         sections({"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "1f1b"}, {**DEEPSEEK_V3, "mtp_layers": 1}),

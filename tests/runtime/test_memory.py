@@ -6,7 +6,7 @@ import pytest
 
 from fourfold.program import lower_step
 from tests.support.parity_ranks import prepare_rank, run_rank
-from tests.support.parity_runs import DEEPSEEK_V3, run_table
+from tests.support.parity_runs import DEEPSEEK_V3, QWEN3_MOE, run_table
 from tests.support.ranks import run_on_ranks
 from tests.support.schedules import NAMES, least_stages
 
@@ -106,6 +106,20 @@ def _check(ranks: int, layout: dict[str, Any], tolerance: float = TIGHT, **secti
 def test_every_stage_of_a_pipeline(schedule: str, recompute: str) -> None:
     """Deferred weight gradients hold their operands until then."""
     _check(2, {"pp": 2, "schedule": schedule, "virtual_stages": least_stages(schedule), "recompute": recompute})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, {"dp_shard": 2, "ep": 2}),
+        pytest.param(2, {"dp_shard": 2, "ep": 2, "zero": 3, "recompute": "selective"}, marks=sweep),
+        pytest.param(2, {"dp_shard": 2, "ep": 2, "recompute": "full"}, marks=sweep),
+        (4, {"pp": 2, "dp_shard": 2, "ep": 2, "schedule": "dualpipe_v", "microbatch_sequences": 1}),
+    ],
+)
+def test_exchanges_behind_another_microbatch(ranks: int, layout: dict[str, Any]) -> None:
+    """Two microbatches hold rows, and activations, at once."""
+    _check(ranks, {**layout, "overlap_experts": True}, ROUTED, model={**QWEN3_MOE, "moe_ffn_size": 128})
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_h1", marks=sweep)])

@@ -14,6 +14,7 @@ from typing import Any
 
 from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.instruction import RECEIVES, SENDS
+from tests.support.symbolic_parts import ARRIVED, EXCHANGES, exchanged, set_out
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
 
@@ -29,7 +30,7 @@ class _World:
             (number, step.segment, step.microbatch)
             for number, program in programs.items()
             for step in program.instructions
-            if step.op is Op.BACKWARD_INPUT
+            if step.op in (Op.BACKWARD_INPUT, Op.EXPERTS_BACKWARD)
         )
         self.parameters = _parameters(spec, frozenset(halves))
         self.ranks = {}
@@ -38,7 +39,7 @@ class _World:
             need(program.pp_rank == own.pp_rank, "a rank runs another stage's program")
             live: dict[str, Any] = dict.fromkeys(program.resident, True)
             live.update(self.parameters.initial(number, program.resident))
-            self.ranks[number] = Rank(number, program, own, live)
+            self.ranks[number] = Rank(number, program, own, live, exchanged(program.instructions))
         self.entered: dict[Group, dict[int, list[Entry]]] = {}
         self.sent: dict[tuple[int, int], list[Started]] = {}
         self.received: dict[tuple[int, int], list[Started]] = {}
@@ -67,7 +68,7 @@ class _World:
             self.land(rank, started)
         elif step.op in SENDS | RECEIVES:
             self.start_transfer(rank, step)
-        elif step.op in (*UNIT_STARTS, Op.COUNT, Op.SUM_LOSS):
+        elif step.op in (*UNIT_STARTS, *EXCHANGES, Op.COUNT, Op.SUM_LOSS):
             self.start(rank, step)
         elif not self.blocking(rank, step):
             return False
@@ -115,7 +116,7 @@ class _World:
     def phase_ready(self, started: Started, which: int) -> bool:
         """Whether all members have come, with what their earlier collectives gave them. Computations have no values here."""
         members = self.members(started, which)
-        if members is None or started.step.op in COMPUTES:
+        if members is None or started.step.op in (*COMPUTES, *EXCHANGES):
             return members is not None
         return all(theirs == 0 or other is started or self.ready_up_to(other, theirs) for other, theirs in members)
 
@@ -199,6 +200,8 @@ class _World:
         started = Started(step, rank)
         if step.op in UNIT_STARTS:
             self.parameters.start(started)
+        elif step.op in EXCHANGES:
+            started.writes = frozenset([set_out(rank, step)])
         elif step.op is Op.COUNT:
             started.taken = Counter([rank.number])
         else:
@@ -215,6 +218,8 @@ class _World:
                 rank.live[name] = self.partners(started)[started.position].taken
         elif step.op in UNIT_STARTS:
             self.parameters.land(started, self.everyone(started))
+        elif step.op in EXCHANGES:
+            rank.live.update(dict.fromkeys(started.writes, ARRIVED))
         elif step.op is Op.COUNT:
             need(rank.counted is None, "targets are counted twice")
             rank.counted = self.everyone(started)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fourfold.program import Instruction, Op, Program, RankView
+from tests.support.symbolic_parts import PARTS, READY, begins_parts, part
 from tests.support.symbolic_values import Parameters, need
 
-COMPUTES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+COMPUTES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, *PARTS)
 Group = tuple[int, ...]
 Entry = tuple["Started", int]
 """A started instruction and which of its collectives."""
@@ -37,6 +38,7 @@ class Rank:
     program: Program
     view: RankView
     live: dict[str, Any]
+    exchanged: frozenset[Any] = frozenset()
     counter: int = 0
     flying: dict[str, Started] = field(default_factory=dict)
     blocked: Started | None = None
@@ -90,7 +92,21 @@ def compute(rank: Rank, step: Instruction, parameters: Parameters) -> None:
         need(rank.get(f"deferred/{name}/m{m}"), "nothing was deferred")
         parameters.add(rank, segment, m, step.op)
         return
+    if step.op in PARTS:
+        need(segment.moe and training, f"{step.short} is not of this step")
+        part(rank, segment, step, following, parameters)
+        return
+    if step.op is Op.BACKWARD and begins_parts(rank, step):
+        after = following.partition("/")[0]
+        found = rank.get(f"dhidden/{following}")
+        need(found == f"gradient of {after} for m{m}", f"backward of {name} m{m} reads {found}")
+        need(rank.get(f"saved/{name}/m{m}"), "backward of nothing")
+        rank.put(f"ddispatched/{name}/m{m}", READY)
+        return
     _read_inputs(rank, segment, m, step.op, parameters)
+    if begins_parts(rank, step):
+        rank.put(f"dispatched/{name}/m{m}", READY)
+        return
     if step.op in (Op.FORWARD, Op.RECOMPUTE):
         need(step.op is Op.FORWARD or (training and full), f"{step.short} is not of this step")
         need(segment.kind != "head" or not training, f"{step.short} is not of this step")

@@ -23,12 +23,16 @@ from fourfold.model.spec import Segment, UnitSpec
 from fourfold.model.weights import Weight
 from fourfold.model.work import Attention, Elementwise, Gemm, Work
 from fourfold.program import lower_pipeline
-from fourfold.program.instruction import COMPUTE_OPS, Op
+from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS, Op
 
 PHASES = {
     Op.FORWARD: "forward",
+    Op.EXPERTS_FORWARD: "forward",
+    Op.FINISH_FORWARD: "forward",
     Op.RECOMPUTE: "recomputation",
     Op.BACKWARD: "backward",
+    Op.EXPERTS_BACKWARD: "backward",
+    Op.FINISH_BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward, inputs",
     Op.BACKWARD_WEIGHT: "backward, weights",
     Op.UPDATE: "optimizer",
@@ -123,7 +127,7 @@ def _named(item: Kernel, names: Names, op: Op) -> str:
     if item.accumulates:
         return f"{weight(item.rows, item.columns) or 'matmul'}, weight gradient"
     forward, gradient = weight(item.columns, item.inner), weight(item.inner, item.columns)
-    if op in (Op.BACKWARD, Op.BACKWARD_INPUT) and gradient is not None:
+    if op in BACKWARD_OPS and gradient is not None:
         return f"{gradient}, input gradient"
     return forward or "matmul"
 

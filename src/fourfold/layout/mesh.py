@@ -62,6 +62,7 @@ class Layout:
     etp: int = 1
     tp_head: int = 1
     outermost: Outermost = "pp"
+    overlap_experts: bool = False
 
     @property
     def edp(self) -> int:

@@ -67,6 +67,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     _check_tensor(section, model)
     ulysses = _check_context(section, model, batch.sequence_length)
     _check_experts(section, model, dp_shard)
+    _check_overlap(section)
     layout = Layout(
         pp=section.pp,
         dp_replicate=section.dp_replicate,
@@ -87,6 +88,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         ep=section.ep,
         etp=section.etp,
         outermost=section.outermost,
+        overlap_experts=section.overlap_experts,
         tp_head=section.tp if model.is_mla else tensor_head_degree(section.tp, model.num_kv_heads),
     )
     if section.sequence_parallel is None and layout.tp > 1 and layout.tokens % layout.tp == 0:
@@ -94,6 +96,14 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     _check_tokens(layout, model)
     _check_gemms(config, layout, model)
     return layout
+
+
+def _check_overlap(section: LayoutSection) -> None:
+    if section.overlap_experts and section.ep == 1:
+        raise UserError(
+            "layout.overlap_experts = true hides the exchange between ranks of layout.ep, which is 1; allowed: false, or true with "
+            "layout.ep > 1; a value that works: layout.overlap_experts = false"
+        )
 
 
 def _check_gemms(config: RunConfig, layout: Layout, model: ModelConfig) -> None:

@@ -4,6 +4,7 @@ from fourfold.model.attention import grouped_backward, grouped_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
+from fourfold.model.experts.parts import Parts, whole
 from fourfold.model.feed_forward import gated_backward, gated_forward, plain_backward, plain_forward
 from fourfold.model.mla import mla_backward, mla_forward
 from fourfold.model.multi_token import combine_backward, combine_forward
@@ -18,11 +19,13 @@ from fourfold.model.weights import (
     PlainFeedForwardWeights,
 )
 
+BlockKinds = BlockWeights | ModuleWeights | OwnWeights
+
 
 def block_forward(
     env: Environment,
     x: Array,
-    w: BlockWeights | ModuleWeights | OwnWeights,
+    w: BlockKinds,
     batch: Microbatch,
     saved: Saved,
     balancing: Balancing | None = None,
@@ -33,11 +36,24 @@ def block_forward(
 
     `balancing`: what a router reads and records; None: nothing beside its weights.
     """
+    return whole(block_forward_parts(env, x, w, batch, saved, balancing, depth))
+
+
+def block_forward_parts(
+    env: Environment,
+    x: Array,
+    w: BlockKinds,
+    batch: Microbatch,
+    saved: Saved,
+    balancing: Balancing | None = None,
+    depth: int = 0,
+) -> Parts:
+    """`block_forward`, which pauses where its experts' exchanges are ready to start."""
     if isinstance(w, OwnWeights):
         return own_forward(env, x, w, batch, saved)
     if isinstance(w, ModuleWeights):
         combined = combine_forward(env, x, w, batch, depth, saved)
-        out = block_forward(env, combined, w.block, batch, saved, balancing)
+        out = yield from block_forward_parts(env, combined, w.block, batch, saved, balancing)
         saved.keep(combined=combined)
         del combined
         with env.ops.fused():
@@ -49,14 +65,14 @@ def block_forward(
         return gated_forward(env, x, w.feed_forward, saved)
     if isinstance(w.feed_forward, PlainFeedForwardWeights):
         return plain_forward(env, x, w.feed_forward, saved)
-    return routed_forward(env, x, w.feed_forward, balancing or _no_balancing(env, batch), saved)
+    return (yield from routed_forward(env, x, w.feed_forward, balancing or _no_balancing(env, batch), saved))
 
 
 def block_backward(
     env: Environment,
     grad: Array,
     x: Array,
-    w: BlockWeights | ModuleWeights | OwnWeights,
+    w: BlockKinds,
     batch: Microbatch,
     saved: Saved,
     balancing: Balancing | None = None,
@@ -64,20 +80,35 @@ def block_backward(
 ) -> Array:
     """The gradient of `x`, the block's input, from that of its output; adds the weights' gradients, at once or, where they are
     matmuls and `deferring`, later. Empties `saved`."""
+    return whole(block_backward_parts(env, grad, x, w, batch, saved, balancing, depth))
+
+
+def block_backward_parts(
+    env: Environment,
+    grad: Array,
+    x: Array,
+    w: BlockKinds,
+    batch: Microbatch,
+    saved: Saved,
+    balancing: Balancing | None = None,
+    depth: int = 0,
+) -> Parts:
+    """`block_backward`, which pauses where its experts' exchanges are ready to start."""
     if isinstance(w, OwnWeights):
         return own_backward(env, grad, w, batch, saved)
     if isinstance(w, ModuleWeights):
         rows = x.shape[0]
         combined = saved.take("combined")
-        given = [block_backward(env, grad[rows:], combined, w.block, batch, saved, balancing), grad[:rows]]
-        del combined
+        inner = yield from block_backward_parts(env, grad[rows:], combined, w.block, batch, saved, balancing)
+        given = [inner, grad[:rows]]
+        del combined, inner
         return combine_backward(env, given, x, w, batch, depth, saved)
     if isinstance(w.feed_forward, FeedForwardWeights):
         grad = gated_backward(env, grad, w.feed_forward, saved)
     elif isinstance(w.feed_forward, PlainFeedForwardWeights):
         grad = plain_backward(env, grad, w.feed_forward, saved)
     else:
-        grad = routed_backward(env, grad, w.feed_forward, balancing or _no_balancing(env, batch), saved)
+        grad = yield from routed_backward(env, grad, w.feed_forward, balancing or _no_balancing(env, batch), saved)
     is_mla = isinstance(w.attention, MLAWeights)
     half = mla_backward if is_mla else grouped_backward
     return half(env, grad, x, w.attention, batch, saved)  # type: ignore[arg-type]

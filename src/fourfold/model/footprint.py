@@ -1,12 +1,12 @@
 """A segment's footprint on one rank: what it computes, keeps, moves and sends. It is recorded when first asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
 from fourfold.config import ModelConfig
-from fourfold.model.ghost_rank import Footprint, GhostRank, Halves
+from fourfold.model.ghost_rank import Footprint, GhostRank, Halves, PartsFootprint
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Work
@@ -14,10 +14,12 @@ from fourfold.model.work import Work
 __all__ = [
     "Footprint",
     "Halves",
+    "PartsFootprint",
     "Shape",
     "chunk_tokens",
     "segment_footprint",
     "segment_halves",
+    "segment_parts",
     "weight_gradient_work",
 ]
 
@@ -32,6 +34,13 @@ def segment_halves(segment: Segment, model: ModelConfig, shape: Shape, policy: s
     if segment.kind != "block":
         return Halves()
     return _halves_of_kind(segment.moe, segment.depth, model, shape, policy)
+
+
+def segment_parts(
+    segment: Segment, model: ModelConfig, shape: Shape, policy: str
+) -> tuple[PartsFootprint, PartsFootprint]:
+    """Forward and backward of a routed block, cut where rows go to their experts and where they come back."""
+    return _parts_of_kind(segment.depth, model, shape, policy)
 
 
 def weight_gradient_work(segment: Segment, model: ModelConfig, shape: Shape) -> Work:
@@ -55,6 +64,19 @@ def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape,
 def _halves_of_kind(moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Halves:
     segment = _first("block", moe, depth, model)
     return _largest([rank.halves(policy) for rank in _ghost_ranks(segment, model, shape)])
+
+
+@lru_cache(maxsize=512)
+def _parts_of_kind(depth: int, model: ModelConfig, shape: Shape, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
+    segment = _first("block", True, depth, model)
+    forward, backward = zip(*(rank.parts(policy) for rank in _ghost_ranks(segment, model, shape)), strict=True)
+    return _largest_of_parts(forward), _largest_of_parts(backward)
+
+
+def _largest_of_parts(ranks: Sequence[PartsFootprint]) -> PartsFootprint:
+    """As `_largest`, part by part."""
+    largest = tuple(max(each) for each in zip(*(rank.workspace_bytes for rank in ranks), strict=True))
+    return replace(ranks[0], workspace_bytes=largest)
 
 
 def _first(kind: str, moe: bool, depth: int, model: ModelConfig) -> Segment:

@@ -1,15 +1,17 @@
 """One rank's view of a segment in ghosts: its own forward and backward, run and recorded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config import ModelConfig
 from fourfold.model.binding import bind_weights
-from fourfold.model.block import block_backward, block_forward
+from fourfold.model.block import block_backward, block_backward_parts, block_forward, block_forward_parts
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
+from fourfold.model.experts.parts import Parts, PassInParts
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.recorder.ghost import Ghost
@@ -19,7 +21,7 @@ from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment, UnitSpec, build_segments
 from fourfold.model.weights import Weight, WeightUnit, deferring
-from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work
+from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work, sends, without_foreign_joins
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,19 @@ class Halves:
     deferred_bytes: int = 0
     input_workspace_bytes: int = 0
     weight_workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PartsFootprint:
+    """A pass over a routed block in three parts, with an exchange of rows after the first and after the second.
+
+    `held_bytes`: what is live between two parts beside the pass's inputs, in either exchange. Workspaces as in `Footprint`.
+    """
+
+    parts: tuple[Work, Work, Work] = (NOTHING, NOTHING, NOTHING)
+    exchanges: tuple[Work, Work] = (NOTHING, NOTHING)
+    held_bytes: tuple[int, int] = (0, 0)
+    workspace_bytes: tuple[int, int, int] = (0, 0, 0)
 
 
 class GhostUnit(WeightUnit):
@@ -256,6 +271,41 @@ class GhostRank:
             input_workspace_bytes=peak - forward.left - output - deferred,
             weight_workspace_bytes=recording.peak - deferred,
         )
+
+    def parts(self, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
+        """Records a routed block's forward and backward, each in parts."""
+        x, depth, rebuilt = self.hidden(max(1, self.segment.depth)), self.segment.depth, ()
+        if policy == "selective":
+            rebuilt = SELECTIVE  # type: ignore[assignment]
+        saved = Saved(rebuilt, keeps=policy != "full")
+        forward = self._in_parts(
+            lambda env: block_forward_parts(env, x, self.weights, self.batch, saved, self.balancing, depth)
+        )
+        if policy == "full":
+            saved = self._forward(x, Saved())[0]
+        upstream = self._upstream()
+        return forward, self._in_parts(
+            lambda env: block_backward_parts(env, upstream, x, self.weights, self.batch, saved, self.balancing, depth),
+            upstream.nbytes,
+        )
+
+    def _in_parts(self, run: Callable[[Environment], Parts], beside: int = 0) -> PartsFootprint:
+        """`beside`: bytes that are live throughout and counted elsewhere."""
+        recording, pass_in_parts = self.recording, PassInParts(self.env, run)
+        works, exchanges, live, workspaces = [], [], [recording.live - beside], []
+        out = None
+        for last in (False, False, True):
+            recording.begin()
+            out = pass_in_parts.advance()
+            works.append(without_foreign_joins(recording.recorded()))
+            live.append(recording.live - beside)
+            workspaces.append(recording.peak - beside - live[-2] - live[-1])
+            if not last:
+                recording.begin()
+                pass_in_parts.start()
+                exchanges.append(sends(*recording.recorded().collectives))
+        assert out is not None
+        return PartsFootprint(tuple(works), tuple(exchanges), tuple(live[1:3]), tuple(workspaces))  # type: ignore[arg-type]
 
     def _upstream(self) -> Ghost:
         depths = self.segment.depth + 1 if self.segment.depth else 1

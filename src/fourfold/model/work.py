@@ -164,6 +164,18 @@ def sends(*collectives: Collective) -> Work:
     return Work(tuple(map(Start, collectives)))
 
 
+def without_foreign_joins(work: Work) -> Work:
+    """The same without joins of what other work has started: what a part of a pass does."""
+    started: set[str] = set()
+    kept = []
+    for item in work.items:
+        if isinstance(item, Start):
+            started.add(item.name)
+        if not isinstance(item, Join) or item.name in started:
+            kept.append(item)
+    return Work(tuple(kept))
+
+
 def touches(size: int) -> Work:
     """One elementwise kernel that reads and writes this many bytes."""
     return Work((Elementwise(size, size),))

@@ -7,6 +7,8 @@ optimizer/U   optimizer states of the shard                            deferred/
 grad/U        full gradients of the unit                               batch/m      tokens, targets, positions
 grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     staging buffer of a reduction
 direction/U   the shard's part of Muon's directions                    matrices/U   all of them, where shards cut matrices
+dispatched/S/m, combined/S/m    a forward of S in parts, with rows for the experts, and with their outputs
+ddispatched/S/m, dcombined/S/m  a backward of S in parts, likewise
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 
@@ -32,6 +34,14 @@ def saved(segment: str, microbatch: int) -> str:
 
 def deferred(segment: str, microbatch: int) -> str:
     return f"deferred/{segment}/m{microbatch}"
+
+
+def dispatched(segment: str, microbatch: int, gradient: bool = False) -> str:
+    return f"{'d' if gradient else ''}dispatched/{segment}/m{microbatch}"
+
+
+def combined(segment: str, microbatch: int, gradient: bool = False) -> str:
+    return f"{'d' if gradient else ''}combined/{segment}/m{microbatch}"
 
 
 def batch(microbatch: int) -> str:

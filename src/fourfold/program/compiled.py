@@ -7,6 +7,7 @@ from itertools import starmap
 from fourfold.model.footprint import Footprint, Halves
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
+from fourfold.program.overlap import Units, expand_units, in_couples, overlapping_units, placed_units
 from fourfold.program.pattern import Step
 from fourfold.program.replay import insert_replays, unsplit_first
 from fourfold.program.schedule import Orders, StageTimes, find_schedule, schedule_orders
@@ -57,14 +58,32 @@ class CompiledStages:
             key = (view.spec.layout.num_microbatches, view.pp_rank)
             if key not in self._instructions:
                 orders = self.orders(view.spec)
-                plan = plan or plan_transfers(orders, self.stages)
-                self._instructions[key] = compile_stages(view, orders, plan)
+                plan = plan or PipelinePlan(orders, self.stages, view.spec)
+                self._instructions[key] = compile_stages(view, plan)
             yield self._instructions[key]
 
 
-def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[Step]:
+class PipelinePlan:
+    """The orders of all ranks, the entries of them that run in turns, and the transfers between them."""
+
+    def __init__(self, orders: Orders, stages: StageMap, spec: StepSpec) -> None:
+        self.orders = orders
+        self.units: Units | None = overlapping_units(spec, orders, stages)
+        places = None
+        if self.units is not None:
+            self.units, shared_places = placed_units(self.units, len(stages.ranks))
+            shared = zip(self.units, shared_places, strict=True)
+            places = [[at for unit, at in zip(*row, strict=True) for _ in unit] for row in shared]
+        self.transfers: TransferPlan = plan_transfers(orders, stages, places)
+
+
+def compile_stages(view: RankView, plan: PipelinePlan) -> list[Step]:
     """The computation and transfers of one pipeline rank."""
-    steps = insert_transfers(expand_segments(orders[view.pp_rank], view), plan, view)
+    if plan.units is None:
+        groups = expand_segments(plan.orders[view.pp_rank], view)
+    else:
+        groups = expand_units(plan.units[view.pp_rank], view)
+    steps = insert_transfers(groups, plan.transfers, view)
     return insert_loads(insert_replays(insert_recompute(steps, view), view))
 
 
@@ -72,7 +91,10 @@ def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> 
     """Every rank's order, as the layout's schedule says."""
     layout = spec.layout
     times = stage_flops(stages, footprints) if find_schedule(layout.schedule).needs_times else None
-    orders = schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
+    ordered = -(-layout.num_microbatches // spec.couple)
+    orders = schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, ordered, times)
+    if spec.couple > 1:
+        orders = in_couples(orders, layout.num_microbatches)
     return tuple(map(unsplit_first, orders)) if spec.replay else orders
 
 

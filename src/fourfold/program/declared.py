@@ -10,7 +10,8 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
-from fourfold.program.instruction import COMPUTE_OPS, SENDS, TRANSFERS, Instruction, Op
+from fourfold.program.declared_parts import declared_in_parts
+from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, SENDS, TRANSFERS, Instruction, Op
 from fourfold.program.matrices import hidden_matrices, orthogonalization
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
@@ -51,7 +52,12 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
     if step.op in TRANSFERS:
         return _transfer(step, view, training)
     if step.op in COMPUTE_OPS:
-        return _compute(step.op, view.stages.segments[unit], m, view, training) if m is not None else []
+        if m is None:
+            return []
+        me = view.stages.segments[unit]
+        return [*_compute(step.op, me, m, view, training), *_in_parts(step.op, me, m, view, training)]
+    if step.op in EXCHANGES:
+        return _in_parts(step.op, view.stages.segments[unit], m, view, training) if m is not None else []
     return _of_unit(step, unit, view, training)
 
 
@@ -211,16 +217,26 @@ def _reductions(unit: str, view: RankView) -> list[Declared]:
     return allowed
 
 
+_WHOLE = (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.RECOMPUTE)
+
+
 def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
     if op is Op.FORWARD:
         return _forward(me, m, view, training)
     if op is Op.REPLAY:
         return _replay(me, m, view) if training else []
+    if op not in _WHOLE:
+        return []
     if not training or (op is not Op.BACKWARD and me.kind != "block"):
         return []
     if op is Op.RECOMPUTE:
         return _recompute(me, m, view)
     return [_backward(op, me, m, view)]
+
+
+def _in_parts(op: Op, me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
+    found = declared_in_parts(op, me, m, view) if training else []
+    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), work, size) for reads, writes, work, size in found]
 
 
 def _forward(me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:

@@ -5,13 +5,18 @@ from collections.abc import Iterable
 from fourfold.model.spec import Segment
 from fourfold.program import buffers as name
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
+from fourfold.program.parts import backward_in_parts, forward_in_parts
 from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.schedule import Compute
 from fourfold.program.view import RankView
 
 
-def expand_segments(order: Iterable[Compute], view: RankView, training: bool = True) -> list[list[Step]]:
+def expand_segments(
+    order: Iterable[Compute], view: RankView, training: bool = True, in_parts: bool = False
+) -> list[list[Step]]:
     """Stage -> its segments; backward in reverse. One list of steps for every entry of the order.
+
+    `in_parts`: passes over routed blocks in three parts, with their exchanges as instructions; halves of a backward stay whole.
 
     The head has no forward of its own in training: its backward does both, the weight gradient too, whole even where the schedule
     takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The
@@ -22,20 +27,27 @@ def expand_segments(order: Iterable[Compute], view: RankView, training: bool = T
     for op, stage, m in order:
         found = patterns.get((op, stage))
         if found is None:
-            first = _expand(view, Compute(op, stage, 0), training)
+            first = _expand(view, Compute(op, stage, 0), training, in_parts)
             found = patterns[op, stage] = list(map(Pattern.of_first, first))
         groups.append([(pattern, m) for pattern in found])
     return groups
 
 
-def _expand(view: RankView, compute: Compute, training: bool) -> list[Instruction]:
+def _expand(view: RankView, compute: Compute, training: bool, in_parts: bool) -> list[Instruction]:
     op, stage, m = compute
     segments = view.stages.stages[stage]
+    steps: list[Instruction] = []
     if op is Op.FORWARD:
-        return [_forward(view, s, m, training) for s in segments if s.kind != "head" or not training]
-    steps = []
+        for segment in segments:
+            if in_parts and segment.moe:
+                steps += forward_in_parts(view, segment, m)
+            elif segment.kind != "head" or not training:
+                steps.append(_forward(view, segment, m, training))
+        return steps
     for segment in reversed(segments):
-        if op is Op.BACKWARD or segment.kind == ("embedding" if op is Op.BACKWARD_WEIGHT else "head"):
+        if in_parts and segment.moe and op is Op.BACKWARD:
+            steps += backward_in_parts(view, segment, m)
+        elif op is Op.BACKWARD or segment.kind == ("embedding" if op is Op.BACKWARD_WEIGHT else "head"):
             steps.append(_backward(view, segment, m))
         elif segment.kind == "block":
             half = _backward_input if op is Op.BACKWARD_INPUT else _backward_weight

@@ -1,7 +1,15 @@
 """The bytes and the work of passes over segments: the one door through which the program, and those who price it, ask for them."""
 
 from fourfold.config import ModelConfig
-from fourfold.model.footprint import Footprint, Halves, Shape, segment_footprint, segment_halves
+from fourfold.model.footprint import (
+    Footprint,
+    Halves,
+    PartsFootprint,
+    Shape,
+    segment_footprint,
+    segment_halves,
+    segment_parts,
+)
 from fourfold.model.spec import Segment
 from fourfold.model.work import Work
 from fourfold.program.instruction import Op
@@ -20,6 +28,7 @@ class Footprints:
         self._model, self._shape = model, shape
         self._known: dict[Kind, Footprint] = {}
         self._halves: dict[Kind, Halves] = {}
+        self._parts: dict[Kind, tuple[PartsFootprint, PartsFootprint]] = {}
 
     def of(self, segment: Segment, policy: str) -> Footprint:
         """A segment's footprint. `policy`: none, selective or full recompute."""
@@ -35,6 +44,14 @@ class Footprints:
         found = self._halves.get(key)
         if found is None:
             found = self._halves[key] = segment_halves(segment, self._model, self._shape, policy)
+        return found
+
+    def parts(self, segment: Segment, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
+        """A routed block's forward and backward in parts, likewise."""
+        key = segment_kind(segment, policy)
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = segment_parts(segment, self._model, self._shape, policy)
         return found
 
     def work(self, segment: Segment, policy: str, op: Op) -> Work:

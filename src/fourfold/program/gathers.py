@@ -3,6 +3,7 @@
 from fourfold.layout.mesh import axes_name
 from fourfold.model.work import sends
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
+from fourfold.program.parts import PARTS
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.update import over
@@ -10,10 +11,11 @@ from fourfold.program.view import RankView
 
 
 def insert_gathers(steps: list[Step], view: RankView) -> list[Step]:
-    """Gather `prefetch` computations ahead, Wait at the use, Free after it; a unit needed again within that distance stays."""
+    """Gather `prefetch` computations ahead, Wait at the use, Free after it; a unit needed again within that distance stays. The
+    parts of a pass count as one computation."""
     if view.spec.layout.zero < 3:
         return steps
-    distance = view.spec.layout.prefetch
+    distance = view.spec.layout.prefetch * (PARTS if view.spec.overlaps_experts else 1)
     computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op in COMPUTE_OPS]
     units = {pattern: _gathered_units(pattern, view) for pattern in {steps[i][0] for i in computes}}
     uses: dict[str, list[int]] = {}

@@ -10,13 +10,21 @@ from dataclasses import dataclass, field
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
+from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, FORWARD_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
+_WITHOUT_GRADIENT = FORWARD_OPS | {Op.RECOMPUTE}
+_NEEDED = {
+    Op.EXPERTS_FORWARD: Op.DISPATCH_TOKENS,
+    Op.FINISH_FORWARD: Op.COMBINE_TOKENS,
+    Op.EXPERTS_BACKWARD: Op.DISPATCH_GRADIENT,
+    Op.FINISH_BACKWARD: Op.COMBINE_GRADIENT,
+}
+"""The exchange that brings the rows of a part of a pass."""
 _SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
@@ -84,6 +92,9 @@ class _Flow:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
             self._sum_loss(index)
+        elif step.op in EXCHANGES and m is not None:
+            if not self.passes.add(step.op, step.segment or "", m):
+                self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         elif step.op in COMPUTE_OPS and m is not None:
             self.compute(index, step, m)
         for freed, _ in step.frees:
@@ -109,12 +120,17 @@ class _Flow:
 
     def compute(self, index: int, step: Pattern, m: int) -> None:
         """A pass of a microbatch over a segment."""
-        segment, op, bit = step.segment or "", step.op.value, 1 << m
-        if not self.passes.add(step.op, segment, m):
+        done = Op.BACKWARD if step.op is Op.FINISH_BACKWARD else step.op
+        segment, op, bit = step.segment or "", done.value, 1 << m
+        in_parts = step.op is Op.BACKWARD and not step.gradients
+        if not in_parts and not self.passes.add(done, segment, m):
             self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         if self.updated:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
-        if step.op is Op.FORWARD or step.op is Op.RECOMPUTE:
+        if step.op in _NEEDED and not self.passes.of(_NEEDED[step.op], segment) & bit:
+            needed = f"{_NEEDED[step.op].value} {segment} m{m}"
+            self.fault(index, "computes on rows that never set out", f"start and join `{needed}` before it")
+        if in_parts or step.op in _WITHOUT_GRADIENT:
             return
         if step.op is Op.REPLAY:
             self._replay(index, step, m)
@@ -123,7 +139,7 @@ class _Flow:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
         if step.op is Op.BACKWARD_WEIGHT and not self.passes.of(Op.BACKWARD_INPUT, segment) & bit:
             self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
-        units = [written[5:] for written, _ in step.writes if written.startswith("grad/")]
+        units = step.gradients
         if self.begun.isdisjoint(units) and segment != "embed":
             self.repeatable[segment] = m
         self.begun.update(units)
@@ -226,7 +242,8 @@ class _Flow:
         found = []
         for segment in (s.name for s in self.view.segments if unit in s.units):
             every, halved = self.passes.every, self.passes.halved(segment)
-            for op, wanted in (("B", every & ~halved), ("I", every & halved), ("W", every & halved)):
+            in_parts = self.passes.of(Op.EXPERTS_BACKWARD, segment)
+            for op, wanted in (("B", every & ~halved), ("E<", in_parts), ("I", every & halved), ("W", every & halved)):
                 found += [(segment, m, op) for m in bits(wanted & ~there.get((segment, op), 0))]
         return sorted(found)
 

@@ -16,6 +16,10 @@ class Op(Enum):
     BACKWARD                computes input and weight gradients; the head's does its forward too, chunk by chunk
     BACKWARD_INPUT, BACKWARD_WEIGHT     the two halves of a split backward (zero bubble)
     REPLAY                  runs a segment's forward and backward once more and compares both, bit by bit, with the first time
+    DISPATCH_TOKENS, DISPATCH_GRADIENT  start an exchange of rows: tokens, or gradients of outputs, go to the ranks of their experts
+    EXPERTS_FORWARD, EXPERTS_BACKWARD   run the experts on the rows that came; F or B before them has ended at the dispatch
+    COMBINE_TOKENS, COMBINE_GRADIENT    start the way back, of outputs or of the gradients of tokens
+    FINISH_FORWARD, FINISH_BACKWARD     complete such a pass with the rows that came back
     SEND_ACTIVATION, SEND_GRADIENT, RECV_ACTIVATION, RECV_GRADIENT     start a transfer between stages
     GATHER, FREE            all-gather a unit's parameters, drop them
     REDUCE                  sums a unit's gradients over its groups
@@ -39,6 +43,14 @@ class Op(Enum):
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
     REPLAY = "J"
+    DISPATCH_TOKENS = "D>"
+    DISPATCH_GRADIENT = "D<"
+    EXPERTS_FORWARD = "E>"
+    EXPERTS_BACKWARD = "E<"
+    COMBINE_TOKENS = "C>"
+    COMBINE_GRADIENT = "C<"
+    FINISH_FORWARD = "Z>"
+    FINISH_BACKWARD = "Z<"
     SEND_ACTIVATION = "S>"
     SEND_GRADIENT = "S<"
     RECV_ACTIVATION = "R>"
@@ -60,12 +72,18 @@ class Op(Enum):
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a Python function, and slow
 
 
-BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
-COMPUTE_OPS = BACKWARD_OPS | {Op.FORWARD, Op.RECOMPUTE, Op.REPLAY}
+FORWARD_OPS = frozenset((Op.FORWARD, Op.EXPERTS_FORWARD, Op.FINISH_FORWARD))
+BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.EXPERTS_BACKWARD, Op.FINISH_BACKWARD))
+COMPUTE_OPS = FORWARD_OPS | BACKWARD_OPS | {Op.RECOMPUTE, Op.REPLAY}
+EXCHANGES = frozenset((Op.DISPATCH_TOKENS, Op.DISPATCH_GRADIENT, Op.COMBINE_TOKENS, Op.COMBINE_GRADIENT))
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 TRANSFERS = SENDS | RECEIVES
-STARTS = TRANSFERS | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.BRING, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
+STARTS = (
+    TRANSFERS
+    | EXCHANGES
+    | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.BRING, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
+)
 
 _WORDS = {op: op.value for op in Op}
 

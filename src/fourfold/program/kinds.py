@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fourfold.model.spec import Segment
-from fourfold.program.instruction import TRANSFERS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Instruction, Op
 from fourfold.program.program import Program
 
 
@@ -39,4 +39,6 @@ def _kind(step: Instruction, segments: Mapping[str, Segment]) -> str:
         return op
     name, _, part = (step.segment or "").partition(".")
     segment = segments.get(name)
+    if any("dispatched/" in each for each in step.writes) and step.op in COMPUTE_OPS:
+        part = "until dispatch"
     return " ".join(word for word in (op, segment.kind if segment else name, part) if word)

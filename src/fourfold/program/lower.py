@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from fourfold.program.buffers import values
-from fourfold.program.compiled import CompiledStages, compile_stages, compute_orders
+from fourfold.program.compiled import CompiledStages, PipelinePlan, compile_stages, compute_orders
 from fourfold.program.expand import expand_segments, insert_loads
 from fourfold.program.gathers import insert_gathers
 from fourfold.program.pattern import Step, Steps
@@ -21,7 +21,7 @@ from fourfold.program.view import RankView
 def lower_step(view: RankView) -> Program:
     """One training step of one pipeline rank."""
     orders = compute_orders(view.spec, view.stages, view.footprints)
-    return _with_data_parallelism(compile_stages(view, orders, plan_transfers(orders, view.stages)), view)
+    return _with_data_parallelism(compile_stages(view, PipelinePlan(orders, view.stages, view.spec)), view)
 
 
 def lower_evaluation(view: RankView) -> Program:

@@ -84,6 +84,11 @@ class Pattern:
         """The short form, with `m*` in place of the microbatch."""
         return self.first.short.replace(" m0", _ANY, 1) if self._numbered else self.first.short
 
+    @cached_property
+    def gradients(self) -> list[str]:
+        """The units to whose full gradients it adds."""
+        return [written[5:] for written, _ in self.writes if written.startswith("grad/")]
+
     @property
     def strays(self) -> bool:
         """Whether it names another microbatch's buffers."""

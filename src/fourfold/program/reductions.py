@@ -62,13 +62,27 @@ def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str
     last = {(unit, None if view.flats[unit].zero < 2 else steps[index][1]): index for unit, index in final.items()}
     sharded = {each: [unit for unit in found if view.flats[unit].zero >= 2] for each, found in written.items()}
     if any(sharded.values()):
+        begun: dict[tuple[str, int | None], int] = {}
         for index, (pattern, m) in enumerate(steps):
             for unit in sharded.get(pattern, ()):
                 last[unit, m] = index
+                begun.setdefault((unit, m), index)
+        if view.spec.overlaps_experts:
+            last = _once_for_both(last, begun)
     result: dict[int, list[tuple[str, bool]]] = {}
     for (unit, _), index in last.items():
         result.setdefault(index, []).append((unit, final[unit] == index))
     return result
+
+
+def _once_for_both(
+    last: dict[tuple[str, int | None], int], begun: dict[tuple[str, int | None], int]
+) -> dict[tuple[str, int | None], int]:
+    """Without the contributions that are complete while another microbatch's are in the making: one reduction takes both."""
+    making: dict[str, list[tuple[int, int]]] = {}
+    for key, end in last.items():
+        making.setdefault(key[0], []).append((begun.get(key, end), end))
+    return {(unit, m): at for (unit, m), at in last.items() if not any(start < at < end for start, end in making[unit])}
 
 
 def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Pattern, Pattern] | None:

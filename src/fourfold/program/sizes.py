@@ -29,7 +29,14 @@ def buffer_bytes(view: RankView, name: str) -> int:
     segment = view.stages.segments.get(owner)
     if kind in ("saved", "deferred") and segment is not None:
         return view.footprint(segment).saved_bytes if kind == "saved" else view.halves(segment).deferred_bytes
+    if kind in _IN_PARTS and segment is not None:
+        backward, combined = _IN_PARTS[kind]
+        return view.parts(segment)[backward].held_bytes[combined]
     return unit_bytes(spec, kind, view.flats[rest])
+
+
+_IN_PARTS = {"dispatched": (0, 0), "combined": (0, 1), "ddispatched": (1, 0), "dcombined": (1, 1)}
+"""Which pass, forward or backward, and which of its two exchanges a buffer is of."""
 
 
 def saved_parts(view: RankView, kind: str) -> dict[str, SavedParts]:

@@ -45,6 +45,16 @@ class StepSpec:
 
         return replace(self, checksum=due(faults.checksum_every_steps), replay=due(faults.replay_every_steps))
 
+    @property
+    def overlaps_experts(self) -> bool:
+        """Whether rows for experts travel behind another microbatch's computation. A step that computes twice does without."""
+        return self.layout.overlap_experts and self.layout.ep > 1 and not self.replay
+
+    @property
+    def couple(self) -> int:
+        """How many microbatches the schedule orders as one: two where they overlap and it does not pair passes itself."""
+        return 2 if self.overlaps_experts and not find_schedule(self.layout.schedule).pairs_passes else 1
+
     def with_microbatches(self, number: int) -> "StepSpec":
         """The same step with another number of microbatches."""
         return replace(self, layout=replace(self.layout, num_microbatches=number))
@@ -107,7 +117,6 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
             f"layout.tp={layout.tp}, layout.etp={layout.etp}: optimizer.name = '{config.optimizer.name}' needs matrices that "
             "tensor parallelism does not split; allowed: 1; what works: layout.tp=1 layout.etp=1, or optimizer.name=adamw"
         )
-    check_schedule(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches)
     spec = StepSpec(
         model,
         layout,
@@ -119,6 +128,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         config.optimizer.spec,
         recipe=gemm_recipe(precision, transport),
     )
+    check_schedule(layout.schedule, layout.pp, layout.virtual_stages, -(-layout.num_microbatches // spec.couple))
     placed = replace(
         layout,
         stages=stage_sizes(config.layout.segments_per_stage, _segment_costs(spec), layout, model.mtp_layers),

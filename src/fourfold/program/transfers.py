@@ -117,19 +117,23 @@ def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]
     return places
 
 
-def plan_transfers(orders: Sequence[Sequence[Compute]], stages: StageMap) -> TransferPlan:
-    """Every transfer of the pipeline; those between two ranks stand in the order of sending."""
-    places = linear_order(orders, stages.ranks)
+def plan_transfers(
+    orders: Sequence[Sequence[Compute]], stages: StageMap, places: list[list[int]] | None = None
+) -> TransferPlan:
+    """Every transfer of the pipeline; those between two ranks stand in the order of sending. `places`: of every entry, where some
+    have one together; left out: all different, as soon as they can."""
+    places = places or linear_order(orders, stages.ranks)
     forwards: list[dict[int, Place]] = [{} for _ in stages.ranks]
     gradients: list[dict[int, Place]] = [{} for _ in stages.ranks]
     for order, row in zip(orders, places, strict=True):
-        before = row[0] if row else 0
+        before = latest = row[0] if row else 0
         for (op, stage, m), place in zip(order, row, strict=True):
+            if place != latest:
+                before, latest = latest, place
             if op is Op.FORWARD:
                 forwards[stage][m] = place, before
             elif op is not Op.BACKWARD_WEIGHT:
                 gradients[stage][m] = place, before
-            before = place
     channels: dict[tuple[int, int], list[PlannedTransfer]] = {}
     for stage, (first, second) in enumerate(pairwise(stages.ranks), start=1):
         if first == second:
@@ -149,7 +153,7 @@ def plan_transfers(orders: Sequence[Sequence[Compute]], stages: StageMap) -> Tra
         ordered = _in_order(channel)
         transfers[source] += ordered
         transfers[target] += ordered
-    return TransferPlan(places, transfers)
+    return TransferPlan([list(dict.fromkeys(row)) for row in places], transfers)
 
 
 def _in_order(channel: list[PlannedTransfer]) -> list[PlannedTransfer]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fourfold.layout import FlatLayout, flat_layout
-from fourfold.model.footprint import Footprint, Halves
+from fourfold.model.footprint import Footprint, Halves, PartsFootprint
 from fourfold.model.spec import Segment
 from fourfold.program.footprints import Footprints
 from fourfold.program.pattern import Pattern
@@ -42,6 +42,10 @@ class RankView:
     def halves(self, segment: Segment) -> Halves:
         """The footprint of the halves of the segment's split backward."""
         return self.footprints.halves(segment, self.stages.policies[segment.name])
+
+    def parts(self, segment: Segment) -> tuple[PartsFootprint, PartsFootprint]:
+        """The footprints of a routed block's forward and backward in parts."""
+        return self.footprints.parts(segment, self.stages.policies[segment.name])
 
 
 def rank_views(

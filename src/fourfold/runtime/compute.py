@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fourfold.model.block import block_backward, block_forward
+from fourfold.model.block import block_backward, block_backward_parts, block_forward, block_forward_parts
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
+from fourfold.model.experts.parts import PassInParts
 from fourfold.model.operations import Operations
 from fourfold.model.parallel import Parallel
 from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction, buffers
-from fourfold.program.buffers import deferred, dhidden, hidden, saved
+from fourfold.program.buffers import combined, deferred, dhidden, dispatched, hidden, saved
 from fourfold.program.view import RankView
 from fourfold.runtime.corruption import Replayed, by_parameter, checksum
 from fourfold.runtime.routers import Routers
@@ -63,10 +64,53 @@ class SegmentRunner:
         elif segment.kind == "head":
             self._record(losses(self._env, self._live[hidden("head", m)], batch, weights))
             return
+        elif dispatched(segment.name, m) in step.writes:
+            self._forward_in_parts(segment, m)
+            return
         else:
             kept = saved(segment.name, m)
             out = self._run_block(segment, m, kept if kept in step.writes else None)
         self._live[hidden(self._stages.following[segment.name], m)] = out
+
+    def _forward_in_parts(self, segment: Segment, m: int) -> None:
+        """The first part; the last keeps the activations."""
+        arrays = Saved(self._rebuilt(segment), keeps=self._stages.policies[segment.name] != "full")
+        given = self._of_forward(segment, m, arrays)
+        run = PassInParts(self._env, lambda env: block_forward_parts(env, *given), arrays)
+        run.advance()
+        self._live[dispatched(segment.name, m)] = run
+
+    def experts_forward(self, step: Instruction) -> None:
+        """The second part of a forward: what the experts make of the rows that came."""
+        name, m = step.segment or "", _microbatch(step)
+        self._next_part(dispatched(name, m), combined(name, m))
+
+    def finish_forward(self, step: Instruction) -> None:
+        """The last part of a forward, with the rows that came back."""
+        name, m = step.segment or "", _microbatch(step)
+        run: PassInParts = self._live[combined(name, m)]
+        self._live[hidden(self._stages.following[name], m)] = run.advance()
+        if saved(name, m) in step.writes:
+            self._live[saved(name, m)] = run.saved
+
+    def experts_backward(self, step: Instruction) -> None:
+        """The second part of a backward."""
+        self._allocate_gradients(step)
+        name, m = step.segment or "", _microbatch(step)
+        self._next_part(dispatched(name, m, gradient=True), combined(name, m, gradient=True))
+
+    def finish_backward(self, step: Instruction) -> None:
+        """The last part of a backward."""
+        self._allocate_gradients(step)
+        name, m = step.segment or "", _microbatch(step)
+        run: PassInParts = self._live[combined(name, m, gradient=True)]
+        self._live[dhidden(name, m)] = run.advance()
+        self._settle(self._stages.segments[name].units)
+
+    def _next_part(self, before: str, after: str) -> None:
+        run: PassInParts = self._live[before]
+        run.advance()
+        self._live[after] = run
 
     def _record(self, sums: Tensor) -> None:
         """Adds the sums of the token losses, [1 + depths of multi-token prediction]."""
@@ -80,9 +124,12 @@ class SegmentRunner:
         arrays = Saved(self._rebuilt(segment), keeps=kept is not None)
         if kept is not None:
             self._live[kept] = arrays
+        return block_forward(self._env, *self._of_forward(segment, m, arrays))
+
+    def _of_forward(self, segment: Segment, m: int, arrays: Saved) -> tuple[Any, ...]:
+        """The arguments of a block's forward behind the environment."""
         x, batch = self._live[hidden(segment.name, m)], self._live[buffers.batch(m)]
-        weights, balancing = self._weights[segment.name], self._balancing(segment)
-        return block_forward(self._env, x, weights, batch, arrays, balancing, segment.depth)
+        return x, self._weights[segment.name], batch, arrays, self._balancing(segment), segment.depth
 
     def _rebuilt(self, segment: Segment) -> Iterable[str]:
         return SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
@@ -107,15 +154,21 @@ class SegmentRunner:
             upstream = self._live[dhidden(self._stages.following[segment.name], m)]
             batch = self._live[buffers.batch(m)]
             embedding_backward(self._env, batch.tokens, upstream, weights, batch.positions)
+        elif dispatched(segment.name, m, gradient=True) in step.writes:
+            given = self._of_backward(segment, m)
+            run = PassInParts(self._env, lambda env: block_backward_parts(env, *given))
+            run.advance()
+            self._live[dispatched(segment.name, m, gradient=True)] = run
+            return
         else:
-            self._input_gradient(segment, m)
+            self._live[dhidden(segment.name, m)] = block_backward(self._env, *self._of_backward(segment, m))
         self._settle(segment.units)
 
     def backward_input(self, step: Instruction) -> None:
         self._allocate_gradients(step)
         segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         with deferring(self._flats[unit] for unit in segment.units) as pending:
-            self._input_gradient(segment, m)
+            self._live[dhidden(segment.name, m)] = block_backward(self._env, *self._of_backward(segment, m))
         self._live[deferred(segment.name, m)] = pending
 
     def backward_weight(self, step: Instruction) -> None:
@@ -160,13 +213,12 @@ class SegmentRunner:
         units = [self._units[name] for name in segment.units]
         return {name: checksum(part) for unit in units for name, part in by_parameter(unit.flat, unit.grad)}
 
-    def _input_gradient(self, segment: Segment, m: int) -> None:
+    def _of_backward(self, segment: Segment, m: int) -> tuple[Any, ...]:
+        """The arguments of a block's backward behind the environment."""
         name, batch = segment.name, self._live[buffers.batch(m)]
         upstream, x = self._live[dhidden(self._stages.following[name], m)], self._live[hidden(name, m)]
         weights, balancing = self._weights[name], self._balancing(segment)
-        self._live[dhidden(name, m)] = block_backward(
-            self._env, upstream, x, weights, batch, self._live[saved(name, m)], balancing, segment.depth
-        )
+        return upstream, x, weights, batch, self._live[saved(name, m)], balancing, segment.depth
 
     def _allocate_gradients(self, step: Instruction) -> None:
         for name in step.writes:

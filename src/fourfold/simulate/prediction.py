@@ -69,7 +69,7 @@ class StepPrediction:
 
 def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> StepPrediction:
     """The full step, or two shorter ones and the straight line through them. `compiled`: as in `simulate`."""
-    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    wanted, period = spec.layout.num_microbatches, round_of(spec)
     most, compiled = simulated_microbatches(spec), compiled or CompiledStages(spec)
     if most == wanted:
         simulation = simulate(spec, prices, compiled=compiled)
@@ -106,10 +106,16 @@ def predict_memory(
         yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
 
 
+def round_of(spec: StepSpec) -> int:
+    """The microbatches after which a schedule repeats itself: one for each pipeline rank, twice as many where they go two by
+    two."""
+    return spec.layout.pp * spec.couple
+
+
 def simulated_microbatches(spec: StepSpec) -> int:
     """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
     itself."""
-    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    wanted, period = spec.layout.num_microbatches, round_of(spec)
     steady = steady_microbatches(spec)
     if steady is None or wanted <= steady + period:
         return wanted
@@ -123,14 +129,14 @@ LONG_PIPELINE, LONG_ROUNDS = 16, 3
 
 
 def steady_microbatches(spec: StepSpec) -> int | None:
-    """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where ever more are
-    in flight. None: the schedule need not repeat itself."""
+    """From so many microbatches on, every further round of them adds the same time, and the same memory where ever more are in
+    flight. None: the schedule need not repeat itself."""
     pp, rounds = spec.layout.pp, find_schedule(spec.layout.schedule).steady_rounds
     if rounds is None:
         return None
-    if pp == spec.layout.virtual_stages == 1 and not _holds_ever_more(spec):
+    if pp == spec.layout.virtual_stages == spec.couple == 1 and not _holds_ever_more(spec):
         return 1
-    return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
+    return round_of(spec) * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
 
 
 def _holds_ever_more(spec: StepSpec) -> bool:

@@ -12,7 +12,7 @@ from fourfold.program.schedule.execution import execute
 from fourfold.program.sizes import hidden_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import Durations
-from fourfold.simulate.prediction import LONG_PIPELINE, simulated_microbatches
+from fourfold.simulate.prediction import LONG_PIPELINE, round_of, simulated_microbatches
 
 
 def stage_seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> StageTimes:
@@ -55,8 +55,8 @@ def _parts(
 def estimate_makespan(spec: StepSpec, prices: Prices) -> float:
     """Seconds of the schedule alone: nothing but stages and their transfers. Many microbatches go on in a straight line, which
     begins earlier than that of a long pipeline's memory."""
-    wanted, most, period = spec.layout.num_microbatches, simulated_microbatches(spec), spec.layout.pp
-    if most != wanted and period >= LONG_PIPELINE and most >= 4 * period:
+    wanted, most, period = spec.layout.num_microbatches, simulated_microbatches(spec), round_of(spec)
+    if most != wanted and spec.layout.pp >= LONG_PIPELINE and most >= 4 * period:
         most -= period
     compiled = CompiledStages(spec)
     times = stage_seconds(spec, prices, compiled)

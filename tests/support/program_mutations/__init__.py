@@ -5,6 +5,7 @@ from tests.support.program_mutations import (  # noqa: F401 (each fills the tabl
     checks,
     computation,
     data_parallel,
+    exchanges,
     halves_and_ties,
     split_layers,
     stages,

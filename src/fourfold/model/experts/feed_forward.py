@@ -8,6 +8,9 @@ Symbols: T tokens of a microbatch on one rank of `tp`, t those whose hidden stat
 parallelism, else T), n = T/tp those that it routes, N = n x etp those whose experts it serves, m rows that its experts get.
 """
 
+from collections.abc import Generator
+from dataclasses import replace
+
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.experts.balance import Balancing, balance_gradient, count_choices, z_gradient
 from fourfold.model.experts.dispatch import (
@@ -20,6 +23,7 @@ from fourfold.model.experts.dispatch import (
     keep_within_capacity,
     plan_route,
 )
+from fourfold.model.experts.parts import Parts
 from fourfold.model.experts.router import Choice, choose, score, score_backward, weights_backward
 from fourfold.model.experts.shared import join, own_tokens, shared_backward, shared_forward
 from fourfold.model.experts.swiglu import experts_backward, experts_forward
@@ -29,8 +33,8 @@ from fourfold.model.tensor_parallel import Arriving, gather_over, gather_tokens,
 from fourfold.model.weights import RoutedWeights, Weight
 
 
-def routed_forward(env: Environment, x: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Array:
-    """x [t, hidden] -> the same."""
+def routed_forward(env: Environment, x: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Parts:
+    """x [t, hidden] -> the same. Pauses where tokens are ready to go to their experts, and where their outputs are."""
     ops, parallel = env.ops, env.parallel
     normed, statistics = normalize(ops, x, w, env.model.norm_eps)
     saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
@@ -41,6 +45,7 @@ def routed_forward(env: Environment, x: Array, w: RoutedWeights, balancing: Bala
     route, rows, scale = _to_experts(env, own, choice)
     saved.keep(choice=choice, route=route)
     del normed, own, choice
+    yield
     partial = None
     if w.shared is not None and gathered is not None:
         arriving = [gathered]
@@ -54,22 +59,25 @@ def routed_forward(env: Environment, x: Array, w: RoutedWeights, balancing: Bala
     given = [output]
     del output
     returned = combine(route, given)
+    yield
     routed = scatter_over(returned.wait(), parallel.etp).wait()
     del returned
     with ops.fused():
         return join(routed, partial, parallel).add_(x)
 
 
-def routed_backward(env: Environment, grad: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Array:
-    """grad [t, hidden] -> the gradient of x; adds the weights' gradients, and records loads and auxiliary losses."""
+def routed_backward(env: Environment, grad: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Parts:
+    """grad [t, hidden] -> the gradient of x; adds the weights' gradients, and records loads and auxiliary losses. Pauses where
+    gradients are ready to go to the experts, and where those of the tokens are."""
     ops, parallel = env.ops, env.parallel
     grad = grad.contiguous()
     x, statistics = saved.take("x_2"), saved.take("statistics_2")
-    choice, route = saved.take("choice"), saved.take("route")
+    choice, route = saved.take("choice"), replace(saved.take("route"), ep=parallel.ep)
     gathered = gather_tokens(grad, parallel) if w.shared is not None else None
     spread = gather_over(own_tokens(grad, parallel), parallel.etp).wait()
     incoming = dispatch(route, spread)
     del spread
+    yield
     counts = count_choices(env, choice, balancing)
     normed = saved.take_if_kept("normed_2")
     if normed is None:
@@ -79,7 +87,7 @@ def routed_backward(env: Environment, grad: Array, w: RoutedWeights, balancing: 
         given = [gathered]
         del gathered
         partial = shared_backward(env, given.pop(), normed, w.shared, saved)
-    grad_own, grad_weights = _from_experts(env, incoming, route, w, saved)
+    grad_own, grad_weights = yield from _from_experts(env, incoming, route, w, saved)
     del incoming, route
     grad_logits = _logits_backward(env, grad_weights, counts, choice, balancing)
     del choice, counts, grad_weights
@@ -110,7 +118,7 @@ def _to_experts(env: Environment, own: Array, choice: Choice) -> tuple[Route, Tr
 
 def _from_experts(
     env: Environment, incoming: Transfer, route: Route, w: RoutedWeights, saved: Saved
-) -> tuple[Array, Array]:
+) -> Generator[None, None, tuple[Array, Array]]:
     """The gradient of the experts' output [m, hidden], as it comes in -> gradients of this rank's tokens [n, hidden] and of their
     routing weights [n, top_k]."""
     given = [incoming.wait(), saved.take("rows"), saved.take("expert_gate_up")]
@@ -121,6 +129,7 @@ def _from_experts(
     del grad_rows
     back, back_weights = combine(route, given), combine_pairs(route, grad_scale)
     del grad_scale
+    yield
     add_gate_up()
     del add_gate_up
     tokens, pairs = back.wait(), back_weights.wait()

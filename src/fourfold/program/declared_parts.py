@@ -1,0 +1,69 @@
+"""The declarations of passes over routed blocks in parts, and of the exchanges between them: see `declared`."""
+
+from collections.abc import Sequence
+
+from fourfold.model.spec import Segment
+from fourfold.model.work import Work
+from fourfold.program import buffers as name
+from fourfold.program.instruction import Op
+from fourfold.program.view import RankView
+
+Declaration = tuple[Sequence[str], Sequence[str], Work, int]
+"""Names read and written, work, workspace."""
+_STARTS = {
+    Op.DISPATCH_TOKENS: (0, 0),
+    Op.COMBINE_TOKENS: (0, 1),
+    Op.DISPATCH_GRADIENT: (1, 0),
+    Op.COMBINE_GRADIENT: (1, 1),
+}
+"""Which pass, forward or backward, and which of its exchanges."""
+_PARTS = {
+    Op.FORWARD: (0, 0),
+    Op.EXPERTS_FORWARD: (0, 1),
+    Op.FINISH_FORWARD: (0, 2),
+    Op.BACKWARD: (1, 0),
+    Op.EXPERTS_BACKWARD: (1, 1),
+    Op.FINISH_BACKWARD: (1, 2),
+}
+
+
+def declared_in_parts(op: Op, me: Segment, m: int, view: RankView) -> list[Declaration]:
+    """The declaration of such an instruction, where the step has any."""
+    if not view.spec.overlaps_experts or not me.moe or op not in {*_STARTS, *_PARTS}:
+        return []
+    backward, place = (_STARTS | _PARTS)[op]
+    footprint = view.parts(me)[backward]
+    prefix = "d" * backward
+    sent = [f"{prefix}dispatched/{me.name}/m{m}", f"{prefix}combined/{me.name}/m{m}"]
+    if op in _STARTS:
+        return [([sent[place]], [sent[place]], footprint.exchanges[place], 0)]
+    reads, writes = (_backward if backward else _forward)(place, me, m, view)
+    reads += sent[place - 1 : place]
+    writes += sent[place : place + 1]
+    return [(reads, writes, footprint.parts[place], footprint.workspace_bytes[place])]
+
+
+def _forward(place: int, me: Segment, m: int, view: RankView) -> tuple[list[str], list[str]]:
+    """What is read and written beside the rows on their way."""
+    x, following = name.hidden(me.name, m), name.hidden(view.stages.following[me.name], m)
+    if place == 0:
+        return [*_parameters(me, view, False), f"router/{me.name}", x, name.batch(m), "rope"], []
+    if place == 1:
+        return _parameters(me, view, True), []
+    return [x], [following, *([name.saved(me.name, m)] if view.stages.policies[me.name] != "full" else [])]
+
+
+def _backward(place: int, me: Segment, m: int, view: RankView) -> tuple[list[str], list[str]]:
+    upstream = name.dhidden(view.stages.following[me.name], m)
+    if place == 0:
+        return [upstream, name.saved(me.name, m)], []
+    router, grads = f"router/{me.name}", [f"grad/{unit}" for unit in me.units]
+    if place == 1:
+        return [*_parameters(me, view, True), upstream, router], [*grads, router]
+    reads = [*_parameters(me, view, False), upstream, router, name.hidden(me.name, m), name.batch(m)]
+    return reads, [*grads, router, name.dhidden(me.name, m)]
+
+
+def _parameters(me: Segment, view: RankView, experts: bool) -> list[str]:
+    """Those of its experts too, or of its other half alone."""
+    return [f"params/{unit}" for unit in me.units if experts or view.flats[unit].domain != "expert"]
