@@ -39,8 +39,10 @@ class Run:
         seed: int = 0,
         model: ModelConfig = MODEL,
         layout: Layout | None = None,
+        muon: bool = False,
     ) -> None:
-        self.model = model
+        """`muon`: hidden matrices have no `exp_avg_sq`."""
+        self.model, self.muon = model, muon
         self.layout = layout or layout_of(dp_shard=num_shards, dp_replicate=replicas)
         self.world_size = self.layout.world_size
         self.segments = build_segments(model)
@@ -85,11 +87,15 @@ class Run:
         for unit in self.units_of(rank):
             flat, index = self.flats[unit], self.index(unit, rank)
             start, end = flat.shard_range(index)
-            tensors = {role: self.buffer(unit, role, rank)[start:end].to(dtype, copy=True) for role in ROLES}
+            without = {"exp_avg_sq": flat.num_matrices} if self.muon else {}
+            tensors = {}
+            for role in ROLES:
+                first = max(start, sum(p.numel for p in flat.parameters[: without.get(role, 0)]))
+                tensors[role] = self.buffer(unit, role, rank)[first : max(first, end)].to(dtype, copy=True)
             if empty:
                 for tensor in tensors.values():
                     tensor.fill_(float("nan"))
-            result[unit] = unit_shard(flat, index, tensors, self.layout, rank)
+            result[unit] = unit_shard(flat, index, tensors, self.layout, rank, without)
         return result
 
     def save(

@@ -49,7 +49,13 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "replicas of ep": {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "ep": 2},
     "cp and ep": {"cp": 2, "dp_shard": 2, "ep": 2, "zero": 2},
 }
-MODELS = {"dense": (DENSE, COMMON), "tied": (TIED, COMMON), "experts": (MOE, EXPERTS)}
+MUON = {name: degrees for name, degrees in COMMON.items() if name in ("zero 0", "zero 1", "zero 3", "hsdp", "pp", "tp")}
+MODELS = {
+    "dense": (DENSE, COMMON),
+    "tied": (TIED, COMMON),
+    "experts": (MOE, EXPERTS),
+    "muon": (MOE, {**MUON, **{name: degrees for name, degrees in EXPERTS.items() if "e" in name}}),
+}
 _QUICK = {
     (model, *names)
     for model, (_, layouts) in MODELS.items()
@@ -83,7 +89,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _run(model: str, name: str) -> Run:
     config, layouts = MODELS[model]
-    return Run(model=config, layout=layout_of(layouts[name]), seed=5)
+    return Run(model=config, layout=layout_of(layouts[name]), seed=5, muon=model == "muon")
 
 
 def _bias(layer: int) -> torch.Tensor:

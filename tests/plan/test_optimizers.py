@@ -58,8 +58,16 @@ def test_state_and_traffic_are_those_of_its_tensors(name: str) -> None:
     asked_spec = candidate_spec(asked, layout_of(name))
     view = rank_view(asked_spec)
     unit, numel = "b0", view.flats["b0"].shard_numel
+    numels = [(p.numel, len(p.shape) > 1, each.kind) for each in asked_spec.segments for p in each.parameters]
+    one, two = 0, sum(size for size, _, _ in numels)
+    if OPTIMIZERS[name].spec.orthogonalizes:  # a hidden matrix has one state; the block's last shard has all its norms
+        one = sum(size for size, matrix, kind in numels if matrix and kind == "block")
+        norms = sum(p.numel for p in view.flats["b0"].parameters if len(p.shape) == 1)
+        padding = view.flats["b0"].padded_numel - view.flats["b0"].numel
+        assert buffer_bytes(view, "optimizer/b0") == 4 * (numel + norms + padding)
+        unit, numel = "embed", view.flats["embed"].shard_numel
     assert buffer_bytes(view, f"optimizer/{unit}") == 4 * tensors * numel
-    assert asked_spec.checkpoint_bytes == 4 * (1 + tensors) * sum(segment.numel for segment in asked_spec.segments)
+    assert asked_spec.checkpoint_bytes == 4 * ((1 + tensors) * two - one)
     if OPTIMIZERS[name].spec.orthogonalizes:  # the update of a block has matmuls too: see the next test
         unit, numel = "embed", view.flats["embed"].shard_numel
     prices = asked.prices(asked_spec.layout)

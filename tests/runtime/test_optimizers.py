@@ -8,10 +8,15 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from fourfold.config import UserError
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, MuonSection, OptimizerSpec, StateTensor
+from fourfold.layout import FlatLayout
 from fourfold.model import torch_operations
 from fourfold.model.newton_schulz import COEFFICIENTS, EPSILON, STEPS, orthogonalize
 from fourfold.program import lower_step
+from fourfold.program.matrices import hidden_matrices
+from fourfold.program.sizes import buffer_bytes
 from fourfold.runtime.optimizer import ShardOptimizer
+from fourfold.runtime.units import build_units
+from fourfold.train.state import no_fill
 from tests.support.parity_check import check_split
 from tests.support.parity_ranks import prepare_rank, run_rank
 from tests.support.parity_runs import DEEPSEEK_V3, MIXTRAL, run_table
@@ -58,6 +63,39 @@ def test_defaults_without_clipping_and_decay(name: str) -> None:
     check_split(2, layout={"dp_shard": 2, "zero": 1, "microbatch_sequences": 6}, optimizer=settings)
 
 
+def _matrix_elements(flat: FlatLayout) -> int:
+    """Elements of the hidden matrices in the last shard, which has the norms."""
+    low, high = flat.shard_range(flat.num_shards - 1)
+    matrices = flat.unit not in ("embed", "head")
+    return sum(
+        max(0, min(end, high) - max(start, low)) for p, start, end in flat.ranges() if matrices and len(p.shape) > 1
+    )
+
+
+@pytest.mark.parametrize("layout", ["zero-0", "zero-1", "zero-3", "hsdp-3", "pp"])
+def test_matrices_have_one_state_and_all_else_two(layout: str) -> None:
+    """The allocated state of every rank is the declared, but for the norms that other shards have not."""
+    ranks, degrees = LAYOUTS[layout]
+    table = run_table(layout=degrees, optimizer=_stated("muon"))
+    found = {}
+    for rank in range(ranks):
+        config, view = prepare_rank(rank, table, ranks)
+        units = build_units(view, rank, config.optimizer, torch.device("cpu"), no_fill)
+        for name, unit in units.items():
+            low, high = unit.flat.shard_range(unit.index)
+            matrix = sum(
+                max(0, min(part.end, high) - max(part.start, low)) for part in hidden_matrices(view.spec, unit.flat)
+            )
+            sizes = {key: tensor.numel() for key, tensor in unit.optimizer.state.items()}
+            assert sizes == {"exp_avg": high - low, "exp_avg_sq": high - low - matrix}
+            held = sum(tensor.nbytes for tensor in unit.optimizer.state.values())
+            found[name] = max(found.get(name, 0), held)
+            assert found[name] <= buffer_bytes(view, f"optimizer/{name}")
+    for rank in range(ranks):
+        view = prepare_rank(rank, table, ranks)[1]
+        assert all(found[name] == buffer_bytes(view, f"optimizer/{name}") for name in view.flats)
+
+
 @names
 @pytest.mark.parametrize(("zero", "compute"), [(0, "fp32"), (1, "fp32"), (3, "bf16")])
 def test_the_peak_is_the_declared(name: str, zero: int, compute: str) -> None:
@@ -79,7 +117,8 @@ def test_the_peak_is_the_declared(name: str, zero: int, compute: str) -> None:
         view = prepare_rank(rank, table, 2)[1]
         program, numel = lower_step(view), sum(flat.shard_numel for flat in view.flats.values())
         state = sum(size for buffer, size in program.buffers.items() if buffer.startswith("optimizer/"))
-        assert state == 4 * numel * len(OPTIMIZERS[name].spec.state)
+        one = 4 * sum(_matrix_elements(flat) for flat in view.flats.values()) if name == "muon" else 0
+        assert state == 4 * numel * len(OPTIMIZERS[name].spec.state) - one
         assert abs(result["predicted_peak"] / result["peak"] - 1) < 0.005
         assert abs(result["predicted_peak"] - result["peak"]) < 0.1 * state
 

@@ -13,18 +13,21 @@ from tests.train.test_training import EXPERTS, corpus, finish, lines, make_run, 
 
 __all__ = ["corpus"]
 FP64 = {"precision": {"compute": "fp64"}}
+MUON = {"optimizer": {"name": "muon", "lr": 0.02}}
 CHANGES = [
     (2, {"zero": 3}, 4, {"pp": 2, "tp": 2, "sequence_parallel": True}, {}),
     (4, {"pp": 2, "schedule": "zb_v", "zero": 1}, 3, {"dp_replicate": 1}, {}),
-    (4, {"pp": 2, "cp": 2, "ep": 2, "zero": 1}, 2, {"tp": 2, "etp": 2}, EXPERTS),
+    (4, {"pp": 2, "cp": 2, "ep": 2, "zero": 1}, 2, {"tp": 2, "etp": 2}, {"model": EXPERTS}),
+    (2, {"zero": 3}, 4, {"pp": 2, "dp_replicate": 2, "zero": 0}, MUON),
+    (4, {"dp_replicate": 2, "zero": 1}, 2, {"ep": 2, "zero": 2}, {"model": EXPERTS, **MUON}),
 ]
 
 
-@pytest.mark.parametrize(("ranks", "before", "more", "after", "model"), CHANGES, ids=str)
+@pytest.mark.parametrize(("ranks", "before", "more", "after", "stated"), CHANGES, ids=str)
 def test_losses_and_parameters_are_those_of_an_undisturbed_run(
-    tmp_path, corpus, ranks, before, more, after, model
+    tmp_path, corpus, ranks, before, more, after, stated
 ) -> None:
-    sections = {"layout": before, "model": model, "batch": {"global_sequences": 12}, **FP64}
+    sections = {"layout": before, "batch": {"global_sequences": 12}, **FP64, **stated}
     full = make_run(tmp_path / "full", corpus, **sections)
     codes, errors = finish(start_training(full, ranks))
     assert codes == [0] * ranks, errors

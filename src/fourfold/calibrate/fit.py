@@ -92,7 +92,7 @@ def timed_updates(spec: StepSpec, seconds: Mapping[str, float]) -> Iterator[tupl
     for unit, flat in view.flats.items():
         kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
         if f"update {kind}" in seconds:
-            yield spec.update_bytes(flat.shard_numel), seconds[f"update {kind}"]
+            yield spec.update_bytes(flat.shard_numel, flat.matrix_numel), seconds[f"update {kind}"]
 
 
 def _gemm_share(table: Any) -> float:

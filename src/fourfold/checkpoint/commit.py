@@ -58,7 +58,8 @@ def _describe(shard: UnitShard) -> UnitRecord:
         PartParameter(box, start, start + box_numel(box)) for box, start in zip(shard.boxes, starts, strict=True)
     )
     dtypes = {role: dtype_name(tensor.dtype) for role, tensor in shard.tensors.items()}
-    return UnitRecord(dtypes, full, {shard.part: PartRecord(flat.padded_numel, shard.num_pieces, boxes, ())})
+    part = PartRecord(flat.padded_numel, shard.num_pieces, boxes, ())
+    return UnitRecord(dtypes, full, {shard.part: part}, dict(shard.without))
 
 
 class Composer:
@@ -91,7 +92,7 @@ class Composer:
 
     def _add_unit(self, unit: str, part: str, described: UnitRecord, name: str) -> None:
         known = self.units.setdefault(unit, described)
-        alike = (known.dtypes, known.parameters) == (described.dtypes, described.parameters)
+        alike = replace(known, parts={}) == replace(described, parts={})
         if not alike or known.parts.get(part, described.parts[part]) != described.parts[part]:
             raise RunFailure(f"{name} describes {_of(unit, part)} otherwise than another rank")
         known.parts[part] = described.parts[part]

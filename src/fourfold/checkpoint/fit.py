@@ -25,6 +25,8 @@ def check_fits(
     for unit, shard in shards.items():
         record = manifest.units[unit]
         _check_parameters(path, unit, record, shard)
+        if lacking := [role for role, count in record.without.items() if count > shard.without.get(role, 0)]:
+            raise _other_model(path, f"unit {unit} has no {lacking[0]} of its matrices there")
         for role, tensor in shard.tensors.items():
             dtype = dtype_name(tensor.dtype)
             if record.dtypes.get(role) != dtype:

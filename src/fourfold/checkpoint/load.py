@@ -47,8 +47,8 @@ def fill_shards(saved: SavedState, shards: Mapping[str, UnitShard], extras: Mapp
     saved.fill(reads)
     for shard in shards.values():
         for start, end in padding(shard):
-            for tensor in shard.tensors.values():
-                tensor[start:end] = 0
+            for role in shard.tensors:
+                shard.held(role, start, end).zero_()
 
 
 def shard_reads(saved: SavedState, shard: UnitShard) -> Iterator[TensorRead]:
@@ -57,18 +57,19 @@ def shard_reads(saved: SavedState, shard: UnitShard) -> Iterator[TensorRead]:
     for (parameter, start, _), box in zip(shard.flat.ranges(), shard.boxes, strict=True):
         first, last = max(start, low), min(start + box_numel(box), high)
         if first < last:
-            for role, tensor in shard.tensors.items():
-                out = tensor[first - low : last - low]
-                yield from saved.reads(parameter.name, role, box, first - start, out)
+            for role in shard.tensors:
+                out = shard.held(role, first, last)
+                if out.numel():
+                    yield from saved.reads(parameter.name, role, box, first - start, out)
 
 
 def padding(shard: UnitShard) -> Iterator[tuple[int, int]]:
-    """Elements [start, end) of the shard that belong to no parameter, which are zero under every layout."""
+    """Elements [start, end) of the unit's part, in the shard, that belong to no parameter, which are zero under every layout."""
     low, high = shard.flat.shard_range(shard.index)
     edge = low
     for (_, start, _), box in zip(shard.flat.ranges(), shard.boxes, strict=True):
         if edge < min(start, high):
-            yield edge - low, min(start, high) - low
+            yield edge, min(start, high)
         edge = max(edge, start + box_numel(box))
     if edge < high:
-        yield edge - low, high - low
+        yield edge, high

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,16 +64,22 @@ class PartRecord:
     def shard_numel(self) -> int:
         return self.padded_numel // self.num_shards
 
+    def first(self, without: int) -> int:
+        """The first element of a role that so many of the first parameters have not."""
+        return self.parameters[without - 1].end if without else 0
+
 
 @with_config(_STRICT)
 @dataclass(frozen=True)
 class UnitRecord:
     """One unit. `dtypes`: the number format of each role (`master`, `exp_avg`, ...). `parts`: by name (`tp0`, `ep1.etp0`; empty
-    where the unit is not split); their boxes make up every parameter, and equal boxes hold copies."""
+    where the unit is not split); their boxes make up every parameter, and equal boxes hold copies. `without`: by role, how many of
+    the first parameters have no such elements; shards leave these out."""
 
     dtypes: dict[str, str]
     parameters: tuple[ParameterRecord, ...]
     parts: dict[str, PartRecord]
+    without: dict[str, _Count] = field(default_factory=dict)
 
 
 @with_config(_STRICT)
@@ -216,6 +222,8 @@ def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileDigest]) -> str
         return f"dtypes = {unit.dtypes} must name fp64, fp32 or bf16 for each role"
     if not unit.parts:
         return "has no part"
+    if not unit.without.keys() <= unit.dtypes.keys() or any(n > len(unit.parameters) for n in unit.without.values()):
+        return f"without = {unit.without} must name roles, and at most {len(unit.parameters)} parameters"
     for name, part in unit.parts.items():
         if not re.fullmatch(r"((tp|ep|etp)\d{1,7}(\.(tp|ep|etp)\d{1,7})*)?", name):
             return f"parts: {name!r} is not a part's name such as 'tp0'"
@@ -249,6 +257,7 @@ def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, 
         offset = parameter.end
     if offset > part.padded_numel:
         return f"its parameters have {offset} elements, padded_numel is {part.padded_numel}"
-    if sum(files[name].size_bytes for name in set(part.shards)) < part.padded_numel * len(unit.dtypes) * 2:
+    held = sum(part.padded_numel - part.first(unit.without.get(role, 0)) for role in unit.dtypes)
+    if sum(files[name].size_bytes for name in set(part.shards)) < held * 2:
         return "its files are too small to hold it"
     return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from fourfold.checkpoint import folders
 from fourfold.checkpoint.fit import check_fits
 from fourfold.checkpoint.load import fill_shards
-from fourfold.checkpoint.manifest import read_manifest
+from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.save import attempt_of, commit, layout_degrees, prepare, write_part
 from fourfold.checkpoint.saved_state import SavedState
 from fourfold.checkpoint.unit_shard import UnitShard, extra_name, unit_shard
@@ -38,7 +38,7 @@ def reshard_checkpoint(path: Path, root: Path, spec: StepSpec, info: Mapping[str
         prepare(folder, sum(file.size_bytes for file in manifest.files.values()))
         attempt = attempt_of(folder) or ""
         for rank in range(spec.layout.world_size):
-            shards = _empty_shards(spec, rank, {unit: record.dtypes for unit, record in manifest.units.items()})
+            shards = _empty_shards(spec, rank, manifest)
             if rank == 0:
                 check_fits(path, manifest, shards, set(units))
             own = {unit: shard for unit, shard in shards.items() if shard.is_writer}
@@ -52,14 +52,16 @@ def reshard_checkpoint(path: Path, root: Path, spec: StepSpec, info: Mapping[str
     return folder
 
 
-def _empty_shards(spec: StepSpec, rank: int, dtypes: Mapping[str, Mapping[str, str]]) -> dict[str, UnitShard]:
+def _empty_shards(spec: StepSpec, rank: int, manifest: Manifest) -> dict[str, UnitShard]:
     layout = spec.layout
     view = rank_view(spec, layout.coordinates(rank)["pp"])
     shards = {}
     for name, flat in view.flats.items():
-        tensors: dict[str, Tensor] = {
-            role: torch.empty(flat.shard_numel, dtype=torch_dtype(dtype))
-            for role, dtype in dtypes.get(name, {}).items()
-        }
-        shards[name] = unit_shard(flat, shard_index(layout, flat, rank), tensors, layout, rank)
+        record, index, tensors = manifest.units.get(name), shard_index(layout, flat, rank), dict[str, Tensor]()
+        own = unit_shard(flat, index, tensors, layout, rank, record.without if record else None)
+        start, end = flat.shard_range(index)
+        for role, dtype in record.dtypes.items() if record else ():
+            numel = max(0, end - max(start, own.first(role)))
+            tensors[role] = torch.empty(numel, dtype=torch_dtype(dtype))
+        shards[name] = own
     return shards

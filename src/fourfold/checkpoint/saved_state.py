@@ -71,7 +71,7 @@ class SavedState:
     def reads(self, parameter: str, role: str, box: Box, start: int, out: Tensor) -> Iterator[TensorRead]:
         """How elements [start, start + len(out)) of a box of a parameter, laid flat, come to `out` [elements]."""
         unit, saved = self.places[parameter]
-        name, size = tensor_name(unit, role), out.element_size()
+        size = out.element_size()
         for first, wanted in boxes_of_range(box, start, start + len(out)):
             view = out[first - start : first - start + box_numel(wanted)].view(box_shape(wanted))
             for source, (part, origin) in saved.items():
@@ -80,17 +80,19 @@ class SavedState:
                     continue
                 for offset, rows, piece in blocks(source, both, _BLOCK_BYTES // size, CHUNK_BYTES // size):
                     low = origin + offset
-                    ranges = tuple(self._ranges(part, name, low, low + box_numel(rows)))
+                    ranges = tuple(self._ranges(part, unit, role, low, low + box_numel(rows)))
                     target = view[box_slices(piece, wanted)]
                     yield TensorRead(ranges, box_shape(rows), box_slices(piece, rows), target)
 
-    def _ranges(self, part: PartRecord, name: str, start: int, end: int) -> Iterator[Range]:
+    def _ranges(self, part: PartRecord, unit: str, role: str, start: int, end: int) -> Iterator[Range]:
         """The bytes of elements [start, end) of a part's flat buffer, in order."""
-        size = part.shard_numel
+        size, name = part.shard_numel, tensor_name(unit, role)
+        held_from = part.first(self.manifest.units[unit].without.get(role, 0))
         for index in range(start // size, -(-end // size)):
             file = part.shards[index]
             saved = self.file(file).tensors[name]
-            first, last = max(start, index * size) - index * size, min(end, (index + 1) * size) - index * size
+            begin = max(index * size, held_from)
+            first, last = max(start, begin) - begin, min(end, (index + 1) * size) - begin
             itemsize = saved.dtype.itemsize
             yield Range(file, saved.start + first * itemsize, saved.start + last * itemsize)
 
@@ -121,9 +123,11 @@ class SavedState:
 
     def _expected(self, file: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
         """(name, shape, format) of every tensor that the manifest says a file holds."""
-        for unit, _, _, part in self._held.get(file, ()):
-            for role, dtype in self.manifest.units[unit].dtypes.items():
-                yield tensor_name(unit, role), (part.shard_numel,), dtype
+        for unit, _, index, part in self._held.get(file, ()):
+            record = self.manifest.units[unit]
+            for role, dtype in record.dtypes.items():
+                left_out = part.first(record.without.get(role, 0)) - index * part.shard_numel
+                yield tensor_name(unit, role), (part.shard_numel - min(max(left_out, 0), part.shard_numel),), dtype
         for name, extra in self.manifest.extras.items():
             if extra.file == file:
                 yield extra_name(name), extra.shape, extra.dtype

@@ -16,7 +16,8 @@ MASTER = "master"
 class UnitShard:
     """Shard `index` of the flat buffer of this rank's part of a unit.
 
-    `tensors`: by role (`master`, and the names of the optimizer states), each [flat.shard_numel], on any device. `coordinates`:
+    `tensors`: by role (`master`, and the names of the optimizer states), each [flat.shard_numel], on any device. `without`: by
+    role, how many of the unit's first parameters have no such elements; the tensor lacks those of them in the shard. `coordinates`:
     the rank's, by axis (`Layout.coordinates`); they say which part of a split parameter it has. `copy`: (which, of how many) of the
     data-parallel ranks that hold the same shard; each writes an equal piece of it. `is_writer` False: another rank holds the same
     piece of the same part and writes it.
@@ -28,6 +29,16 @@ class UnitShard:
     coordinates: Mapping[str, int] = field(default_factory=dict)
     is_writer: bool = True
     copy: tuple[int, int] = (0, 1)
+    without: Mapping[str, int] = field(default_factory=dict)
+
+    def first(self, role: str) -> int:
+        """The first element of the unit's part that has this role."""
+        return sum(parameter.numel for parameter in self.flat.parameters[: self.without.get(role, 0)])
+
+    def held(self, role: str, start: int, end: int) -> Tensor:
+        """The tensor's elements [start, end) of the unit's part, without those that have not this role."""
+        begin = max(self.first(role), self.flat.shard_range(self.index)[0])
+        return self.tensors[role][max(0, start - begin) : max(0, end - begin)]
 
     @property
     def num_pieces(self) -> int:
@@ -40,16 +51,16 @@ class UnitShard:
         return self.index * self.copy[1] + self.copy[0]
 
     def pieces(self) -> dict[str, Tensor]:
-        """The piece of each role that this rank writes, [padded_numel / num_pieces]. Raises `ValueError` for a tensor
-        of another size."""
-        which, count = self.copy
+        """The piece of each role that this rank writes, [padded_numel / num_pieces] or what of it has this role. Raises
+        `ValueError` for a tensor of another size."""
+        start, end = self.flat.shard_range(self.index)
         for role, tensor in self.tensors.items():
-            if tuple(tensor.shape) != (self.flat.shard_numel,):
-                raise ValueError(
-                    f"{self.flat.unit}.{role} has shape {tuple(tensor.shape)}, not ({self.flat.shard_numel},)"
-                )
-        size = self.flat.shard_numel // count
-        return {role: tensor[which * size : (which + 1) * size] for role, tensor in self.tensors.items()}
+            wanted = max(0, end - max(start, self.first(role)))
+            if tuple(tensor.shape) != (wanted,):
+                raise ValueError(f"{self.flat.unit}.{role} has shape {tuple(tensor.shape)}, not ({wanted},)")
+        size = self.flat.shard_numel // self.copy[1]
+        start += self.copy[0] * size
+        return {role: self.held(role, start, start + size) for role in self.tensors}
 
     @property
     def part(self) -> str:
@@ -100,10 +111,17 @@ def is_first_of_stage(layout: Layout, rank: int) -> bool:
     return not any(own[axis] for axis in ("dp_replicate", "dp_shard", "cp", "tp"))
 
 
-def unit_shard(flat: FlatLayout, index: int, tensors: Mapping[str, Tensor], layout: Layout, rank: int) -> UnitShard:
+def unit_shard(
+    flat: FlatLayout,
+    index: int,
+    tensors: Mapping[str, Tensor],
+    layout: Layout,
+    rank: int,
+    without: Mapping[str, int] | None = None,
+) -> UnitShard:
     """The part of a unit that `rank` holds: it saves its piece of this part, and fills all of it on loading."""
     coordinates, copy = layout.coordinates(rank), data_copy(flat, layout, rank)
-    return UnitShard(flat, index, tensors, coordinates, is_writer(flat, layout, rank), copy)
+    return UnitShard(flat, index, tensors, coordinates, is_writer(flat, layout, rank), copy, without or {})
 
 
 def tensor_name(unit: str, role: str) -> str:

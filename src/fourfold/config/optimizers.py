@@ -21,10 +21,12 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that the optimizer keeps, with one element a parameter. `dtype` None: the format of the master weights."""
+    """A tensor that the optimizer keeps, with one element a parameter. `dtype` None: the format of the master weights.
+    `of_matrices` False: hidden matrices have none."""
 
     name: str
     dtype: Dtype | None = None
+    of_matrices: bool = True
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ class OptimizerSpec:
     state: tuple[StateTensor, ...]
     orthogonalizes: bool = False
 
-    def state_bytes(self, master: str) -> int:
-        """Bytes of state a parameter; `master`: the format of the master weights."""
-        return sum(DTYPE_BYTES[tensor.dtype or master] for tensor in self.state)
+    def state_bytes(self, master: str, matrix: bool = False) -> int:
+        """Bytes of state a parameter, or an element of a hidden matrix; `master`: the format of the master weights."""
+        return sum(DTYPE_BYTES[each.dtype or master] for each in self.state if each.of_matrices or not matrix)
 
-    def update_bytes(self, compute: str, master: str, gradients: str) -> int:
+    def update_bytes(self, compute: str, master: str, gradients: str, matrix: bool = False) -> int:
         """Bytes that an update moves to and from memory a parameter: it reads the gradient, reads and writes master weights and
-        state, and writes the new weights in the compute format where that is another than the master's."""
+        state, and writes the new weights in the compute format where that is another than the master's. It reads the step of
+        a matrix that is orthogonalized in place of gradient and state."""
         copied = DTYPE_BYTES[compute] if compute != master else 0
+        if matrix and self.orthogonalizes:
+            return DTYPE_BYTES[compute] + 2 * DTYPE_BYTES[master] + copied
         return DTYPE_BYTES[gradients] + 2 * (DTYPE_BYTES[master] + self.state_bytes(master)) + copied
 
 
@@ -140,7 +145,9 @@ class MuonSection(OptimizerSection):
     """Muon (Jordan et al. 2024) for hidden matrices, as in torch.optim.Muon: the momentum's direction is orthogonalized by five
     Newton-Schulz iterations in the compute format. AdamW for embeddings, the head, norms and biases."""
 
-    spec = OptimizerSpec("muon", (StateTensor("exp_avg"), StateTensor("exp_avg_sq")), orthogonalizes=True)
+    spec = OptimizerSpec(
+        "muon", (StateTensor("exp_avg"), StateTensor("exp_avg_sq", of_matrices=False)), orthogonalizes=True
+    )
 
     name: Literal["muon"]
     """`muon` (Jordan et al. 2024): momentum of hidden matrices, orthogonalized; AdamW for all else."""

@@ -14,7 +14,8 @@ ALIGNMENT_ELEMENTS = 16
 class FlatLayout:
     """Where each parameter of a unit lies in its flat buffer, in elements. The tail up to `padded_numel` is zero.
 
-    Decayed parameters come first: elements below `decayed_numel` are decayed, the rest are not. `zero`: the ZeRO stage that has an
+    Decayed parameters come first: elements below `decayed_numel` are decayed, the rest are not. The first `num_matrices`
+    parameters, `matrix_numel` elements, are hidden matrices or batches of them. `zero`: the ZeRO stage that has an
     effect on the unit, 0 where no active axis shards it. `shard_axes`, `gradient_axes`: the active axes over which ZeRO shards it,
     and over which its gradient is summed. `sums`: (axis, start, end) of the elements whose gradients every rank along the axis has
     a partial sum of.
@@ -23,6 +24,7 @@ class FlatLayout:
     unit: str
     domain: Domain
     parameters: tuple[LocalParameter, ...]
+    num_matrices: int
     padded_numel: int
     num_shards: int
     zero: int
@@ -41,6 +43,10 @@ class FlatLayout:
     @property
     def decayed_numel(self) -> int:
         return sum(p.numel for p in self.parameters if p.weight_decay)
+
+    @property
+    def matrix_numel(self) -> int:
+        return sum(p.numel for p in self.parameters[: self.num_matrices])
 
     def shard_range(self, index: int) -> tuple[int, int]:
         """Elements [start, end) of the flat buffer that shard `index` holds."""
@@ -89,6 +95,7 @@ def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
         unit.name,
         unit.domain,
         parameters,
+        len(unit.matrices),
         padded,
         num_shards=shards if layout.zero > 0 else 1,
         zero=layout.zero if shards > 1 else 0,

@@ -48,6 +48,15 @@ class UnitSpec:
     def numel(self) -> int:
         return sum(p.numel for p in self.parameters)
 
+    @property
+    def matrices(self) -> tuple[ParameterSpec, ...]:
+        """Hidden matrices and batches of them, which come first. Rows of the embedding and of the head are tokens'."""
+        return () if self.name in ("embed", "head") else tuple(filter(_is_matrix, self.parameters))
+
+
+def _is_matrix(spec: ParameterSpec) -> bool:
+    return spec.weight_decay and len(spec.shape) > 1
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -81,10 +90,10 @@ class Segment:
 def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     """The segments of a model in forward order.
 
-    In each unit, matrices come first and are decayed; norm weights and biases follow and are not. Within that, parameters
-    whose gradients are summed over the same tensor-parallel ranks stand together. Initialisation: normal with `init_std`,
-    truncated at three standard deviations; the projections that write into the residual stream are scaled by
-    1/sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 4).
+    In each unit, matrices come first and are decayed (then what else a person's own block decays); norm weights and biases follow
+    and are not. Within that, parameters whose gradients are summed over the same tensor-parallel ranks stand together.
+    Initialisation: normal with `init_std`, truncated at three standard deviations; the projections that write into the residual
+    stream are scaled by 1/sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 4).
     """
     hidden, vocab = model.hidden_size, model.vocab_size
     embedding = ParameterSpec("model.embed_tokens.weight", (vocab, hidden), model.init_std, True, 0)
@@ -164,8 +173,10 @@ def _module(model: ModelConfig, index: int) -> Segment:
     return Segment(name, "block", own, units, block.layer, block.moe, index + 1)
 
 
-def _place(spec: ParameterSpec) -> int:
+def _place(spec: ParameterSpec) -> float:
     """Where a parameter stands in its flat buffer: decayed or not, and next to those that are summed with it."""
+    if spec.weight_decay and not _is_matrix(spec):
+        return 3.5
     if spec.weight_decay:
         return 1 if spec.kv_heads else {"never": 0, "sequence": 2, "always": 3}[spec.summed]
     return 7 if spec.kv_heads else {"always": 4, "sequence": 5, "never": 6}[spec.summed]

@@ -6,7 +6,7 @@ optimizer states divided evenly, and the activations of the microbatches that th
 adds is ever negative, so that a layout whose bound is worse than a simulated layout need not be simulated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
-from fourfold.model.spec import build_segments
+from fourfold.model.spec import UnitSpec, build_segments
 from fourfold.plan.arrangements import Arrangements, Column, Indices, arrangements
 from fourfold.plan.blocks import BlockPrice, BlockPricer
 from fourfold.plan.candidate import BlockShape, Candidate
@@ -112,9 +112,17 @@ class Bounder:
     @cached_property
     def parameters(self) -> tuple[float, float]:
         """(dense, routed experts') parameters of all blocks and of embedding and head."""
+        return self._by_domain(lambda unit: unit.numel)
+
+    @cached_property
+    def matrices(self) -> tuple[float, float]:
+        """(dense, routed experts') of them that are elements of hidden matrices."""
+        return self._by_domain(lambda unit: sum(p.numel for p in unit.matrices))
+
+    def _by_domain(self, numel: Callable[[UnitSpec], int]) -> tuple[float, float]:
         units = [unit for segment in build_segments(self.request.model) for unit in segment.own]
-        dense = sum(unit.numel for unit in units if unit.domain == "dense")
-        return float(dense), float(sum(unit.numel for unit in units if unit.domain == "expert"))
+        dense = sum(numel(unit) for unit in units if unit.domain == "dense")
+        return float(dense), float(sum(numel(unit) for unit in units if unit.domain == "expert"))
 
     def bounds(self, shape: BlockShape, floor: BlockPrice | None = None) -> Bounds | None:
         """None where no layout has this shape. `floor`: a lower bound of the shape's price, for lower bounds of the bounds, which
@@ -181,9 +189,12 @@ class Bounder:
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """The optimizer's pass over its shard, and what the software adds to every step."""
         request, precision, sharded = self.request, self.request.precision, table.zero > 0
-        numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
+        over, spec = np.where(sharded, table.dp_shard * shape.cp, 1.0), request.optimizer.spec
+        numbers, matrices = (
+            self._shard_numel(shape, table.pp, over, sharded, n) for n in (self.parameters, self.matrices)
+        )
         formats = (precision.compute, precision.master_format, precision.gradients_format)
-        moved = numbers * request.optimizer.spec.update_bytes(*formats)
+        moved = (numbers - matrices) * spec.update_bytes(*formats) + matrices * spec.update_bytes(*formats, matrix=True)
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
         return moved / rate + request.software.step_seconds
 
@@ -234,11 +245,19 @@ class Bounder:
             self._slopes[key] = (large - small) / 1e9
         return self._slopes[key]
 
-    def _shard_numel(self, shape: BlockShape, pp: Column, dense: Column, sharded: NDArray[np.bool_]) -> Column:
-        """Parameters whose optimizer state a rank holds. `dense`: ranks over which dense ones are sharded."""
+    def _shard_numel(
+        self,
+        shape: BlockShape,
+        pp: Column,
+        dense: Column,
+        sharded: NDArray[np.bool_],
+        parameters: tuple[float, float] | None = None,
+    ) -> Column:
+        """Parameters whose optimizer state a rank holds, of all or of `parameters`. `dense`: ranks over which dense ones are
+        sharded."""
         experts = shape.ep * shape.etp
         over = np.where(sharded, np.maximum(1.0, dense * shape.tp / experts), 1.0)
-        full_dense, full_experts = self.parameters
+        full_dense, full_experts = parameters or self.parameters
         return full_dense / (pp * shape.tp * dense) + full_experts / (pp * experts * over)
 
     def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> Column:
@@ -248,6 +267,10 @@ class Bounder:
         shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
         states = np.where(zero == 3, shard, unsharded) * request.element_bytes
         states += np.where(zero >= 1, shard, unsharded) * _optimizer_bytes(request)
+        if spared := _optimizer_bytes(request) - _optimizer_bytes(request, matrix=True):
+            full = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere, self.matrices)
+            part = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere, self.matrices)
+            states -= np.where(zero >= 1, part, full) * spared
         gradients = np.where(zero >= 2, shard, unsharded) * request.gradient_bytes
         software = request.software
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
@@ -266,11 +289,11 @@ class Bounder:
         return held * (1 + software.fragmentation) + software.context_bytes
 
 
-def _optimizer_bytes(request: Request) -> float:
-    """Bytes a parameter of master weights, where they are a copy, and of optimizer states."""
+def _optimizer_bytes(request: Request, matrix: bool = False) -> float:
+    """Bytes a parameter, or an element of a hidden matrix, of master weights, where they are a copy, and of optimizer states."""
     software, spec = request.software, request.optimizer.spec
     master: float = request.master_bytes if software.master_bytes is None else software.master_bytes
-    state: float = spec.state_bytes(request.precision.master_format)
+    state: float = spec.state_bytes(request.precision.master_format, matrix)
     if software.optimizer_bytes is not None:
-        state = len(spec.state) * software.optimizer_bytes
+        state = sum(each.of_matrices or not matrix for each in spec.state) * software.optimizer_bytes
     return (master if request.mixed else 0) + state

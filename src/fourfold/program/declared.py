@@ -192,7 +192,8 @@ def _update(unit: str, view: RankView) -> Declared:
     work, workspace = orthogonalization(spec, flat)
     full = [f"{'matrices' if flat.zero else 'direction'}/{unit}"] if hidden_matrices(spec, flat) else []
     reads = tuple(sorted((*state, *full, name.gradient(flat))))
-    moved = flat.shard_numel * spec.optimizer.update_bytes(spec.compute, spec.master, spec.gradients)
+    rest = min(flat.shard_numel, flat.padded_numel - flat.matrix_numel)
+    moved = spec.update_bytes(flat.shard_numel, flat.shard_numel - rest)
     return Declared(reads, tuple(sorted(state)), Work((*_then(moved).items, *work.items)), converted + workspace)
 
 

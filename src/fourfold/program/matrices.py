@@ -13,9 +13,6 @@ from fourfold.model.newton_schulz import recorded
 from fourfold.model.work import Work
 from fourfold.program.spec import StepSpec
 
-_TABLES = ("embed", "head")
-"""Units whose rows are tokens' and not a hidden layer's: AdamW updates them."""
-
 
 class Matrix(NamedTuple):
     """Elements [start, start + rows * columns) of the unit's flat buffer, [rows, columns]."""
@@ -31,12 +28,10 @@ class Matrix(NamedTuple):
 
 def hidden_matrices(spec: StepSpec, flat: FlatLayout) -> tuple[Matrix, ...]:
     """The matrices of a unit, none where the optimizer treats all parameters alike. Experts' weights are batches of matrices."""
-    if not spec.optimizer.orthogonalizes or flat.unit in _TABLES:
+    if not spec.optimizer.orthogonalizes:
         return ()
     found = []
-    for parameter, start, _ in flat.ranges():
-        if len(parameter.shape) < 2 or not parameter.weight_decay:
-            continue
+    for parameter, start, _ in flat.ranges()[: flat.num_matrices]:
         *batch, rows, columns = parameter.shape
         found += [Matrix(start + i * rows * columns, rows, columns) for i in range(prod(batch))]
     return tuple(found)

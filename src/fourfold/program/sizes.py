@@ -69,10 +69,15 @@ def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
     if kind == "reduce":
         return _staging_bytes(spec, flat)
     if kind == "optimizer":
-        return flat.shard_numel * spec.optimizer.state_bytes(spec.master)
+        return spec.state_bytes(flat.shard_numel, fewest_matrix_elements(flat))
     numel, dtype = _UNIT_BUFFERS[kind]
     size: int = getattr(flat, numel) * DTYPE_BYTES[getattr(spec, dtype)]
     return size
+
+
+def fewest_matrix_elements(flat: FlatLayout) -> int:
+    """Elements of hidden matrices in the last shard, which has the most of all else."""
+    return max(0, flat.shard_numel - (flat.padded_numel - flat.matrix_numel))
 
 
 def _staging_bytes(spec: StepSpec, flat: FlatLayout) -> int:

@@ -76,12 +76,22 @@ class StepSpec:
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of a checkpoint: weights and optimizer states of every parameter, in the master format."""
-        numel = sum(segment.numel for segment in self.segments)
-        return numel * (DTYPE_BYTES[self.master] + self.optimizer.state_bytes(self.master))
+        units = [unit for segment in self.segments for unit in segment.own]
+        numel, matrices = sum(unit.numel for unit in units), sum(p.numel for unit in units for p in unit.matrices)
+        return numel * DTYPE_BYTES[self.master] + self.state_bytes(numel, matrices)
 
-    def update_bytes(self, numel: int) -> int:
-        """Bytes that the optimizer reads and writes to update this many parameters."""
-        return numel * self.optimizer.update_bytes(self.compute, self.master, self.gradients)
+    def state_bytes(self, numel: int, matrices: int) -> int:
+        """Bytes of the optimizer's state of this many parameters, `matrices` of them elements of hidden matrices."""
+        optimizer, master = self.optimizer, self.master
+        return (numel - matrices) * optimizer.state_bytes(master) + matrices * optimizer.state_bytes(
+            master, matrix=True
+        )
+
+    def update_bytes(self, numel: int, matrices: int = 0) -> int:
+        """Bytes that the optimizer reads and writes to update this many parameters, `matrices` of them elements of hidden
+        matrices."""
+        formats, optimizer = (self.compute, self.master, self.gradients), self.optimizer
+        return (numel - matrices) * optimizer.update_bytes(*formats) + matrices * optimizer.update_bytes(*formats, True)
 
     @property
     def shape(self) -> Shape:

@@ -9,7 +9,7 @@ from fourfold.program.buffers import direction, gradient, matrices, values
 from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.matrices import hidden_matrices, orthogonalization
 from fourfold.program.pattern import Pattern, Step
-from fourfold.program.sizes import unit_bytes
+from fourfold.program.sizes import fewest_matrix_elements, unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 
@@ -42,7 +42,7 @@ def append_update(steps: list[Step], view: RankView) -> list[Step]:
             reads=(gradient(flat), *state, *directions),
             writes=state,
             frees=(gradient(flat), *directions),
-            work=Work((*touches(spec.update_bytes(flat.shard_numel)).items, *work.items)),
+            work=Work((*touches(spec.update_bytes(flat.shard_numel, fewest_matrix_elements(flat))).items, *work.items)),
             workspace_bytes=converted + workspace,
         )
         result.append(update)

@@ -108,7 +108,7 @@ class ReplicaChecks:
         unit = self._units[name]
         if kind == "optimizer":
             for role, state in unit.optimizer.state.items():
-                yield f"{role} of ", state, unit.flat.shard_range(unit.index)[0]
+                yield f"{role} of ", state, unit.flat.shard_range(unit.index)[1] - state.numel()
             return
         tensor = getattr(unit, kind)
         begin = 0 if kind == "params" else unit.flat.shard_range(unit.index)[0]

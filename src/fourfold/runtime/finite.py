@@ -95,11 +95,11 @@ class OwnGradients:
 def bad_state(units: Iterable[Unit]) -> BadTensor | None:
     """The first of this rank's weights and optimizer states that is not finite. Takes one pass over them."""
     for unit in units:
-        start, _ = unit.flat.shard_range(unit.index)
+        _, end = unit.flat.shard_range(unit.index)
         for role, tensor in {"": unit.master, **unit.optimizer.state}.items():
             index = _first_bad(tensor)
             if index is not None:
-                name = _parameter(unit.flat, start + index)
+                name = _parameter(unit.flat, end - tensor.numel() + index)
                 return BadTensor(0, f"{role} of {name}" if role else name)
     return None
 

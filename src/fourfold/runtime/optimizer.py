@@ -1,7 +1,6 @@
 """The optimizer's state on one shard and its update, clipping, and the learning rate of a step."""
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,36 +54,40 @@ def clip_on_device(total: Tensor, limit: float | None, updates: int) -> DeviceCl
     )
 
 
-def _without(first: int, last: int, excluded: Sequence[tuple[int, int]]) -> Iterator[slice]:
-    """The parts of [first, last) that are in none of the ranges."""
-    for start, end in excluded:
-        if first < min(start, last):
-            yield slice(first, min(start, last))
-        first = max(first, end)
-    if first < last:
-        yield slice(first, last)
+def state_at(tensor: Tensor, numel: int, first: int, last: int) -> Tensor:
+    """The state of elements [first, last) of a shard of `numel`, whose last elements the tensor belongs to."""
+    missing = numel - tensor.numel()
+    return tensor[max(first - missing, 0) : max(last - missing, 0)]
 
 
 class ShardOptimizer:
-    """The optimizer of one unit's shard. `state`: its tensors by name, each [shard]. Weight decay applies to elements below
-    `decayed`."""
+    """The optimizer of one unit's shard. `state`: its tensors by name, each [shard], or [shard - matrices] where hidden matrices
+    have none. Weight decay applies to elements below `decayed`."""
 
-    def __init__(
-        self, section: OptimizerSection, master: Tensor, decayed: int, excluded: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        """`excluded`: ranges of the shard, ascending, that are updated elsewhere."""
+    def __init__(self, section: OptimizerSection, master: Tensor, decayed: int, matrices: int = 0) -> None:
+        """`matrices`: the shard's first elements, which belong to hidden matrices and are updated elsewhere."""
         self._section = section
+        self.partial = tuple(tensor for tensor in section.spec.state if not tensor.of_matrices)
+        """States that hidden matrices have not."""
         self._update = UPDATES[section.name]
         self.state = {
-            tensor.name: torch.zeros_like(master, dtype=torch_dtype(tensor.dtype) if tensor.dtype else None)
+            tensor.name: torch.zeros_like(
+                master if tensor.of_matrices else master[matrices:],
+                dtype=torch_dtype(tensor.dtype) if tensor.dtype else None,
+            )
             for tensor in section.spec.state
         }
         end = master.numel()
-        middle = min(max(decayed, 0), end)
+        middle = min(max(decayed, matrices), end)
         self._parts = [
-            (part, master[part], [tensor[part] for tensor in self.state.values()], decay)
-            for first, last, decay in ((0, middle, section.weight_decay), (middle, end, 0.0))
-            for part in _without(first, last, excluded)
+            (
+                slice(first, last),
+                master[first:last],
+                [state_at(t, end, first, last) for t in self.state.values()],
+                decay,
+            )
+            for first, last, decay in ((matrices, middle, section.weight_decay), (middle, end, 0.0))
+            if first < last
         ]
 
     def update(self, gradient: Tensor, lr: float, step: int, scale: float | DeviceClip) -> None:

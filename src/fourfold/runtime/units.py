@@ -90,7 +90,7 @@ def _build_unit(
         grad=grad,
         grad_shard=grad_shard,
         reduce=reduce,
-        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start, [part[:2] for part in matrices]),
+        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start, matrices[-1].high if matrices else 0),
         matrices=matrices,
     )
 

@@ -80,6 +80,7 @@ def unit_shards(layout: Layout, units: Mapping[str, Unit], rank: int) -> dict[st
             {MASTER: unit.master, **unit.optimizer.state},
             layout,
             rank,
+            {each.name: unit.flat.num_matrices for each in unit.optimizer.partial},
         )
         for name, unit in units.items()
     }
