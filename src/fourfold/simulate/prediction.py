@@ -83,7 +83,7 @@ def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None
 
 
 def _waits_alike(first: Simulation, second: Simulation) -> bool:
-    """Whether devices wait as long for their hosts in both steps: then it is at their begin and end, and no microbatch adds to it."""
+    """Whether devices wait as long for their hosts in both steps: at their begin and end, and in no microbatch between."""
     sums = ([sum(rank.host.values()) for rank in step.times.ranks] for step in (first, second))
     return all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(*sums, strict=True))
 
@@ -123,7 +123,7 @@ def simulated_microbatches(spec: StepSpec) -> int:
 
 
 _ACCUMULATED = 2
-"""Of so many microbatches a step has gradients of one while it computes another, as a longer one has."""
+"""A step of so many microbatches keeps gradients of one while it computes another, as a longer one does."""
 LONG_PIPELINE, LONG_ROUNDS = 16, 3
 """From so many ranks on, so many rounds of pp microbatches suffice for every schedule that repeats itself."""
 
