@@ -74,16 +74,20 @@ def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None
     if most == wanted:
         simulation = simulate(spec, prices, compiled=compiled)
         return StepPrediction(simulation.seconds, simulation)
-    fewer = most - period
-    first, second = (simulate(spec.with_microbatches(n), prices, compiled=compiled) for n in (fewer, most))
-    if fewer == 1 and not _waits_alike(first, second):
-        fewer, first, second = most, second, simulate(spec.with_microbatches(most + 1), prices, compiled=compiled)
-    ratio = (wanted - fewer) / period
+    first, second = (simulate(spec.with_microbatches(n), prices, compiled=compiled) for n in (most - period, most))
+    if not _waits_alike(first, second):
+        added, before = second.seconds - first.seconds, 0.0
+        while abs(added - before) > _STEADY * added and most + period <= wanted and most < _MOST_ROUNDS * period:
+            most += period
+            first, second = second, simulate(spec.with_microbatches(most), prices, compiled=compiled)
+            added, before = second.seconds - first.seconds, added
+    ratio = (wanted - most) / period + 1
     return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), second, first, ratio)
 
 
 def _waits_alike(first: Simulation, second: Simulation) -> bool:
-    """Whether devices wait as long for their hosts in both steps: at their begin and end, and in no microbatch between."""
+    """Whether devices wait as long for their hosts in both steps: at their begin and end, and in no microbatch between. Else what a
+    round adds changes until the hosts are as far ahead as they get."""
     sums = ([sum(rank.host.values()) for rank in step.times.ranks] for step in (first, second))
     return all(isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(*sums, strict=True))
 
@@ -99,8 +103,9 @@ def predict_memory(
         every = predict_step(spec, prices, compiled).device_bytes
         yield from (each for rank, each in enumerate(every) if ranks is None or rank in ranks)
         return
-    wanted, steady = spec.layout.num_microbatches, steady_microbatches(spec)
-    short = spec.with_microbatches(wanted if steady is None else min(max(steady, _ACCUMULATED), wanted))
+    wanted, steady, period = spec.layout.num_microbatches, steady_microbatches(spec), round_of(spec)
+    few = wanted if steady is None or wanted <= steady else max(steady + (wanted - steady) % period, _ACCUMULATED)
+    short = spec.with_microbatches(min(few, wanted))
     views = [view for view in compiled.views(short) if ranks is None or view.pp_rank in ranks]
     for view, program in zip(views, each_program(compiled, views), strict=True):
         yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
@@ -122,6 +127,8 @@ def simulated_microbatches(spec: StepSpec) -> int:
     return steady + (wanted - steady) % period + period
 
 
+_STEADY, _MOST_ROUNDS = 1e-3, 12
+"""Two rounds that differ by so much at most add the same; after so many rounds the last ones count."""
 _ACCUMULATED = 2
 """A step of so many microbatches keeps gradients of one while it computes another, as a longer one does."""
 LONG_PIPELINE, LONG_ROUNDS = 16, 3

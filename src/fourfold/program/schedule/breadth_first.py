@@ -32,6 +32,7 @@ BREADTH_FIRST = Schedule(
     paper="Lamy-Poirier 2022",
     orders=by_rank(breadth_first),
     min_virtual_stages=2,
+    steady_rounds=8,
     in_flight=lambda P, v, M: M,
     bubble=_bubble,
     names={"torch": "LoopedBFS"},

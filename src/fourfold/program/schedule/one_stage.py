@@ -49,6 +49,7 @@ GPIPE = Schedule(
     paper="Huang et al. 2018",
     orders=by_rank(gpipe),
     max_virtual_stages=1,
+    steady_rounds=8,
     in_flight=lambda P, v, M: M,
     bubble=lambda P, v, M: Fraction(P - 1, P - 1 + M),
     names={"torch": "GPipe"},
