@@ -132,13 +132,14 @@ def _routed(draw: st.DrawFn, shape: str, tp: int, layers: int) -> dict[str, Any]
     }
 
 
-def _experts(draw: st.DrawFn, model: dict[str, Any], mesh: dict[str, int]) -> dict[str, int]:
-    """Degrees `ep` and `etp` that divide the ranks which experts are spread over, and the experts."""
+def _experts(draw: st.DrawFn, model: dict[str, Any], mesh: dict[str, int]) -> dict[str, int | bool]:
+    """Degrees `ep` and `etp` that divide the ranks which experts are spread over, and the experts; overlap, perhaps."""
     ranks = mesh["dp_shard"] * mesh["cp"] * mesh["tp"]
     shared = gcd(ranks, model["num_experts"])
     ep = draw(st.sampled_from([d for d in range(1, shared + 1) if shared % d == 0]))
     shared = gcd(ranks // ep, model["moe_ffn_size"])
-    return {"ep": ep, "etp": draw(st.sampled_from([d for d in range(1, min(shared, 4) + 1) if shared % d == 0]))}
+    etp = draw(st.sampled_from([d for d in range(1, min(shared, 4) + 1) if shared % d == 0]))
+    return {"ep": ep, "etp": etp, "overlap_experts": ep > 1 and draw(st.booleans())}
 
 
 @st.composite
