@@ -1,5 +1,6 @@
 """Hypothesis strategies: any spec that can be lowered."""
 
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -62,6 +63,13 @@ def lowerings(
         recompute=draw(_policies(model["num_layers"])),
         prefetch=draw(st.integers(0, 4)),
     )
+
+
+@st.composite
+def overlapping(draw: st.DrawFn, max_ranks: int = 24) -> StepSpec:
+    """A mixture of experts over several ranks, with `overlap_experts`."""
+    spec = draw(lowerings(max_ranks, shapes=SHAPES[2:]).filter(lambda each: each.layout.ep > 1))
+    return replace(spec, layout=replace(spec.layout, overlap_experts=True))
 
 
 def _mesh(draw: st.DrawFn, max_ranks: int, left_out: set[str]) -> dict[str, int]:
@@ -132,14 +140,13 @@ def _routed(draw: st.DrawFn, shape: str, tp: int, layers: int) -> dict[str, Any]
     }
 
 
-def _experts(draw: st.DrawFn, model: dict[str, Any], mesh: dict[str, int]) -> dict[str, int | bool]:
-    """Degrees `ep` and `etp` that divide the ranks which experts are spread over, and the experts; overlap, perhaps."""
+def _experts(draw: st.DrawFn, model: dict[str, Any], mesh: dict[str, int]) -> dict[str, int]:
+    """Degrees `ep` and `etp` that divide the ranks which experts are spread over, and the experts."""
     ranks = mesh["dp_shard"] * mesh["cp"] * mesh["tp"]
     shared = gcd(ranks, model["num_experts"])
     ep = draw(st.sampled_from([d for d in range(1, shared + 1) if shared % d == 0]))
     shared = gcd(ranks // ep, model["moe_ffn_size"])
-    etp = draw(st.sampled_from([d for d in range(1, min(shared, 4) + 1) if shared % d == 0]))
-    return {"ep": ep, "etp": etp, "overlap_experts": ep > 1 and draw(st.booleans())}
+    return {"ep": ep, "etp": draw(st.sampled_from([d for d in range(1, min(shared, 4) + 1) if shared % d == 0]))}
 
 
 @st.composite
