@@ -141,6 +141,7 @@ RUNS = st.fixed_dictionaries(
             dp_shard=POSITIVE,
             recompute=TEXT | st.lists(TEXT, max_size=3),
             prefetch=st.integers(0, 9),
+            overlap_experts=st.booleans(),
             sequence_parallel=st.booleans(),
         ),
         "precision": _maybe(

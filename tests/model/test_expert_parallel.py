@@ -9,7 +9,7 @@ import torch
 
 from fourfold.config import ModelConfig
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
-from fourfold.model.experts.parts import whole
+from fourfold.model.experts.parts import run_through
 from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.recorder.recording import GhostGroup
 from fourfold.model.spec import build_segments
@@ -93,11 +93,11 @@ def _declared(model: ModelConfig, case: Case) -> dict[str, list[Collective]]:
     ranks = GhostGroup(ghosts.recording, "cp+tp", case.cp * case.tp)
     balancing = replace(ghosts.balancing, groups=(ranks,) if ranks.size > 1 else ())
     weights, saved, x = ghosts.weights.feed_forward, rebuilding(case.keep), ghosts.hidden()
-    whole(routed_forward(ghosts.env, x, weights, balancing, saved))
+    run_through(routed_forward(ghosts.env, x, weights, balancing, saved))
     forward = ghosts.recording.recorded()
     ghosts.recording.begin()
     with deferring(ghosts.units.values() if case.defers else ()) as pending:
-        whole(routed_backward(ghosts.env, ghosts.hidden(), weights, balancing, saved))
+        run_through(routed_backward(ghosts.env, ghosts.hidden(), weights, balancing, saved))
     pending.run()
     return {"forward": [*forward.collectives], "backward": [*ghosts.recording.recorded().collectives]}
 

@@ -17,7 +17,7 @@ from fourfold.model.environment import Environment
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.dispatch import keep_within_capacity
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
-from fourfold.model.experts.parts import whole
+from fourfold.model.experts.parts import run_through
 from fourfold.model.experts.router import Choice, choose
 from fourfold.model.experts.swiglu import add_grouped_matmul
 from fourfold.model.footprint import Shape
@@ -208,7 +208,7 @@ def test_footprint(name: str, keep: bool, compute: str, split_backward: bool) ->
     tracker.watch(x)
     recorded = _record(model, shape, balancing, keep, split_backward)
     with tracker:
-        out = whole(routed_forward(env, x, bound, balancing, saved))
+        out = run_through(routed_forward(env, x, bound, balancing, saved))
     assert tracker.live_bytes - base == recorded["forward"][1]
     assert tracker.peak_bytes - base == pytest.approx(recorded["forward"][0], rel=0.01)
     deferred = Deferred()
@@ -216,7 +216,7 @@ def test_footprint(name: str, keep: bool, compute: str, split_backward: bool) ->
         weight.deferred = deferred if split_backward else None
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
-        grad = whole(routed_backward(env, upstream, bound, balancing, saved))
+        grad = run_through(routed_backward(env, upstream, bound, balancing, saved))
     assert tracker.peak_bytes - base == pytest.approx(recorded["backward"][0], rel=0.01)
     assert grad.shape == x.shape
     assert tracker.live_bytes - base == recorded["backward"][1]
@@ -237,11 +237,11 @@ def _record(
     env, recording, weights, saved = ghosts.env, ghosts.recording, ghosts.weights.feed_forward, rebuilding(keep)
     upstream, result = ghosts.hidden(), {}
     x = ghosts.ops.make(upstream.shape, upstream.dtype)
-    out = whole(routed_forward(env, x, weights, balancing, saved))
+    out = run_through(routed_forward(env, x, weights, balancing, saved))
     result["forward"] = recording.peak, recording.live
     recording.begin()
     with deferring(ghosts.units.values() if split_backward else ()) as pending:
-        grad = whole(routed_backward(env, upstream, weights, balancing, saved))
+        grad = run_through(routed_backward(env, upstream, weights, balancing, saved))
     result["backward"] = recording.peak, recording.live
     recording.begin()
     pending.run()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from fourfold.program import Instruction, Op, Program, StepSpec, lower_pipeline, verify
 from tests.support.programs import QWEN3_MOE, altered, by_rank, deepseek, evaluation, make_spec, training
-from tests.support.strategies import lowerings
+from tests.support.strategies import lowerings, overlapping
 from tests.support.symbolic import run_symbolically
 from tests.support.symbolic_values import Wrong
 
@@ -58,6 +58,13 @@ def test_every_lowered_program_does_one_training_step(spec: StepSpec) -> None:
 def test_every_lowered_program_does_one_training_step_at_length(spec: StepSpec) -> None:
     run_symbolically(training(spec), spec)
     run_symbolically(evaluation(spec), spec)
+
+
+@settings(max_examples=25, deadline=None)
+@given(overlapping(max_ranks=12))
+def test_every_program_that_overlaps_all_to_alls_does_one_training_step(spec: StepSpec) -> None:
+    assert verify(training(spec), spec) == []
+    run_symbolically(training(spec), spec)
 
 
 def _broken(program: Program, rng: random.Random) -> Program:

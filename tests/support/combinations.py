@@ -74,6 +74,7 @@ def combinations(draw: st.DrawFn, ranks: int) -> Combination:
         held = degrees["dp_shard"] * degrees["cp"] * degrees["tp"]
         layout["ep"] = draw(st.sampled_from(_divisors(held)))
         layout["etp"] = draw(st.sampled_from(_divisors(held // layout["ep"])))
+        layout["overlap_experts"] = layout["ep"] > 1 and draw(st.booleans())
     layout["microbatch_sequences"] = draw(st.sampled_from([3, 4, 2, 1]))
     layout["recompute"] = draw(st.sampled_from(["none", "none", "selective", "full", "full:1"]))
     sections = divisible(
@@ -146,6 +147,7 @@ def any_sections(draw: st.DrawFn) -> Table:
         sequence_parallel=st.booleans(),
         ep=small,
         etp=small,
+        overlap_experts=st.booleans(),
         microbatch_sequences=small,
         recompute=st.one_of(recompute, st.lists(st.sampled_from(["none", "full", "all"]), min_size=1, max_size=3)),
     )

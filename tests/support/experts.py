@@ -15,7 +15,7 @@ from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
-from fourfold.model.experts.parts import whole
+from fourfold.model.experts.parts import run_through
 from fourfold.model.footprint import Shape
 from fourfold.model.parallel import Parallel
 from fourfold.model.weights import Deferred, FeedForwardWeights, RoutedWeights, Weight
@@ -227,10 +227,10 @@ def run_rank(
         x.view(-1, x.shape[-1])[tokens],
         rebuilding(case.keep),
     )
-    out = whole(routed_forward(env, own, routed_weights(weights), balancing, saved))
+    out = run_through(routed_forward(env, own, routed_weights(weights), balancing, saved))
     forward = {name: len(group.started) for name, group in groups.items()}
     upstream = projection.view(-1, x.shape[-1])[tokens]
-    grad = whole(routed_backward(env, upstream, routed_weights(weights), balancing, saved))
+    grad = run_through(routed_backward(env, upstream, routed_weights(weights), balancing, saved))
     num_deferred = len(deferred)
     deferred.run()
     return {

@@ -1,5 +1,6 @@
 """Hypothesis strategies: any spec that can be lowered."""
 
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -62,6 +63,13 @@ def lowerings(
         recompute=draw(_policies(model["num_layers"])),
         prefetch=draw(st.integers(0, 4)),
     )
+
+
+@st.composite
+def overlapping(draw: st.DrawFn, max_ranks: int = 24) -> StepSpec:
+    """A mixture of experts over several ranks, with `overlap_experts`."""
+    spec = draw(lowerings(max_ranks, shapes=SHAPES[2:]).filter(lambda each: each.layout.ep > 1))
+    return replace(spec, layout=replace(spec.layout, overlap_experts=True))
 
 
 def _mesh(draw: st.DrawFn, max_ranks: int, left_out: set[str]) -> dict[str, int]:

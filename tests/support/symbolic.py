@@ -14,7 +14,7 @@ from typing import Any
 
 from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.instruction import RECEIVES, SENDS
-from tests.support.symbolic_parts import ARRIVED, EXCHANGES, exchanged, set_out
+from tests.support.symbolic_parts import ALL_TO_ALLS, ARRIVED, exchanged, set_out
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
 
@@ -68,7 +68,7 @@ class _World:
             self.land(rank, started)
         elif step.op in SENDS | RECEIVES:
             self.start_transfer(rank, step)
-        elif step.op in (*UNIT_STARTS, *EXCHANGES, Op.COUNT, Op.SUM_LOSS):
+        elif step.op in (*UNIT_STARTS, *ALL_TO_ALLS, Op.COUNT, Op.SUM_LOSS):
             self.start(rank, step)
         elif not self.blocking(rank, step):
             return False
@@ -116,7 +116,7 @@ class _World:
     def phase_ready(self, started: Started, which: int) -> bool:
         """Whether all members have come, with what their earlier collectives gave them. Computations have no values here."""
         members = self.members(started, which)
-        if members is None or started.step.op in (*COMPUTES, *EXCHANGES):
+        if members is None or started.step.op in (*COMPUTES, *ALL_TO_ALLS):
             return members is not None
         return all(theirs == 0 or other is started or self.ready_up_to(other, theirs) for other, theirs in members)
 
@@ -200,7 +200,7 @@ class _World:
         started = Started(step, rank)
         if step.op in UNIT_STARTS:
             self.parameters.start(started)
-        elif step.op in EXCHANGES:
+        elif step.op in ALL_TO_ALLS:
             started.writes = frozenset([set_out(rank, step)])
         elif step.op is Op.COUNT:
             started.taken = Counter([rank.number])
@@ -218,7 +218,7 @@ class _World:
                 rank.live[name] = self.partners(started)[started.position].taken
         elif step.op in UNIT_STARTS:
             self.parameters.land(started, self.everyone(started))
-        elif step.op in EXCHANGES:
+        elif step.op in ALL_TO_ALLS:
             rank.live.update(dict.fromkeys(started.writes, ARRIVED))
         elif step.op is Op.COUNT:
             need(rank.counted is None, "targets are counted twice")

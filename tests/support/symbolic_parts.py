@@ -5,7 +5,7 @@ from typing import Any
 from fourfold.program import Instruction, Op
 from tests.support.symbolic_values import Parameters, need
 
-EXCHANGES = {
+ALL_TO_ALLS = {
     Op.DISPATCH_TOKENS: "dispatched",
     Op.COMBINE_TOKENS: "combined",
     Op.DISPATCH_GRADIENT: "ddispatched",
@@ -27,7 +27,7 @@ def begins_parts(rank: Any, step: Instruction) -> bool:
 
 def exchanged(instructions: Any) -> frozenset[tuple[Op, str | None, int | None]]:
     """The exchanges of a list."""
-    return frozenset((s.op, s.segment, s.microbatch) for s in instructions if s.op in EXCHANGES)
+    return frozenset((s.op, s.segment, s.microbatch) for s in instructions if s.op in ALL_TO_ALLS)
 
 
 def buffer(step: Instruction, kind: str) -> str:
@@ -36,14 +36,14 @@ def buffer(step: Instruction, kind: str) -> str:
 
 def set_out(rank: Any, step: Instruction) -> str:
     """The rows of an exchange that begins."""
-    name = buffer(step, EXCHANGES[step.op])
+    name = buffer(step, ALL_TO_ALLS[step.op])
     need(rank.get(name) == READY, f"{step.short} sends rows that are not ready")
     rank.settled(name)
     return name
 
 
 def part(rank: Any, segment: Any, step: Instruction, following: str, parameters: Parameters) -> None:
-    """What the experts compute, and the end of a pass."""
+    """The experts' part of a pass, or its end."""
     own, m = f"{segment.name}/m{step.microbatch}", step.microbatch or 0
     before, after = BETWEEN.get(step.op, ("combined" if step.op is Op.FINISH_FORWARD else "dcombined", None))
     need(rank.get(f"{before}/{own}") == ARRIVED, f"{step.short} computes on rows that are not there")

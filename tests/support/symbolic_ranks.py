@@ -1,6 +1,7 @@
 """One rank on symbols: what it holds, what it has under way, and what it computes alone."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +104,10 @@ def compute(rank: Rank, step: Instruction, parameters: Parameters) -> None:
         need(rank.get(f"saved/{name}/m{m}"), "backward of nothing")
         rank.put(f"ddispatched/{name}/m{m}", READY)
         return
-    _read_inputs(rank, segment, m, step.op, parameters)
+    units = segment.units
+    if begins_parts(rank, step):
+        units = [unit for unit in units if rank.view.flats[unit].domain == "dense"]
+    _read_inputs(rank, segment, m, step.op, parameters, units)
     if begins_parts(rank, step):
         rank.put(f"dispatched/{name}/m{m}", READY)
         return
@@ -121,7 +125,7 @@ def compute(rank: Rank, step: Instruction, parameters: Parameters) -> None:
     _backward(rank, segment, m, following, step.op, parameters)
 
 
-def _read_inputs(rank: Rank, segment: Any, m: int, op: Op, parameters: Parameters) -> None:
+def _read_inputs(rank: Rank, segment: Any, m: int, op: Op, parameters: Parameters, units: Sequence[str]) -> None:
     """Parameters as the step began with them, the batch, the hidden states that the segment before made."""
     rank.get(f"batch/m{m}")
     if segment.kind != "embedding":
@@ -129,7 +133,7 @@ def _read_inputs(rank: Rank, segment: Any, m: int, op: Op, parameters: Parameter
         found = rank.get(f"hidden/{segment.name}/m{m}")
         need(found == f"output of {before} for m{m}", f"{segment.name} m{m} reads {found}")
     if segment.kind != "embedding" or op is Op.FORWARD:
-        for unit in segment.units:
+        for unit in units:
             parameters.read(rank, unit)
 
 

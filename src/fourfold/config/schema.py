@@ -105,7 +105,7 @@ class LayoutSection(Section):
     etp: PositiveInt = 1
     """Expert tensor parallelism: ranks that share each expert's matrices."""
     overlap_experts: bool = False
-    """Whether the exchange over `ep` runs behind another microbatch's computation: a forward beside a backward where the schedule
+    """Whether the all-to-alls over `ep` run behind another microbatch's computation: a forward beside a backward where the schedule
     pairs them (`dualpipe_v`), else microbatches two by two, which hold twice the activations. Needs `ep` > 1."""
     microbatch_sequences: PositiveInt = 1
     """Sequences of one microbatch on one data-parallel rank."""

@@ -31,6 +31,7 @@ class LayoutDocument(TypedDict):
     etp: int
     microbatch_sequences: int
     outermost: str
+    overlap_experts: bool
     recompute: str | list[str]
 
 

@@ -101,7 +101,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
 def _check_overlap(section: LayoutSection) -> None:
     if section.overlap_experts and section.ep == 1:
         raise UserError(
-            "layout.overlap_experts = true hides the exchange between ranks of layout.ep, which is 1; allowed: false, or true with "
+            "layout.overlap_experts = true hides all-to-alls between ranks of layout.ep, which is 1; allowed: false, or true with "
             "layout.ep > 1; a value that works: layout.overlap_experts = false"
         )
 

@@ -4,7 +4,7 @@ from fourfold.model.attention import grouped_backward, grouped_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
-from fourfold.model.experts.parts import Parts, whole
+from fourfold.model.experts.parts import Parts, run_through
 from fourfold.model.feed_forward import gated_backward, gated_forward, plain_backward, plain_forward
 from fourfold.model.mla import mla_backward, mla_forward
 from fourfold.model.multi_token import combine_backward, combine_forward
@@ -36,7 +36,7 @@ def block_forward(
 
     `balancing`: what a router reads and records; None: nothing beside its weights.
     """
-    return whole(block_forward_parts(env, x, w, batch, saved, balancing, depth))
+    return run_through(block_forward_parts(env, x, w, batch, saved, balancing, depth))
 
 
 def block_forward_parts(
@@ -48,7 +48,7 @@ def block_forward_parts(
     balancing: Balancing | None = None,
     depth: int = 0,
 ) -> Parts:
-    """`block_forward`, which pauses where its experts' exchanges are ready to start."""
+    """`block_forward`, which pauses where its experts' all-to-alls are ready to start."""
     if isinstance(w, OwnWeights):
         return own_forward(env, x, w, batch, saved)
     if isinstance(w, ModuleWeights):
@@ -80,7 +80,7 @@ def block_backward(
 ) -> Array:
     """The gradient of `x`, the block's input, from that of its output; adds the weights' gradients, at once or, where they are
     matmuls and `deferring`, later. Empties `saved`."""
-    return whole(block_backward_parts(env, grad, x, w, batch, saved, balancing, depth))
+    return run_through(block_backward_parts(env, grad, x, w, batch, saved, balancing, depth))
 
 
 def block_backward_parts(
@@ -93,7 +93,7 @@ def block_backward_parts(
     balancing: Balancing | None = None,
     depth: int = 0,
 ) -> Parts:
-    """`block_backward`, which pauses where its experts' exchanges are ready to start."""
+    """`block_backward`, which pauses where its experts' all-to-alls are ready to start."""
     if isinstance(w, OwnWeights):
         return own_backward(env, grad, w, batch, saved)
     if isinstance(w, ModuleWeights):
@@ -115,7 +115,7 @@ def block_backward_parts(
 
 
 def _no_balancing(env: Environment, batch: Microbatch) -> Balancing:
-    """As if the microbatch were the full global batch, and its sequences whole on the ranks of `tp`."""
+    """As if the microbatch were the full global batch, and its sequences run_through on the ranks of `tp`."""
     sequences, length = batch.tokens.shape
     tp = env.parallel.tp
     return Balancing(sequences, length, sequences, () if tp is None else (tp,))

@@ -58,13 +58,13 @@ class Halves:
 
 @dataclass(frozen=True)
 class PartsFootprint:
-    """A pass over a routed block in three parts, with an exchange of rows after the first and after the second.
+    """A pass over a routed block in three parts, with all-to-alls after the first and after the second.
 
-    `held_bytes`: what is live between two parts beside the pass's inputs, in either exchange. Workspaces as in `Footprint`.
+    `held_bytes`: what is live between two parts beside the pass's inputs, while they run. Workspaces as in `Footprint`.
     """
 
     parts: tuple[Work, Work, Work] = (NOTHING, NOTHING, NOTHING)
-    exchanges: tuple[Work, Work] = (NOTHING, NOTHING)
+    all_to_alls: tuple[Work, Work] = (NOTHING, NOTHING)
     held_bytes: tuple[int, int] = (0, 0)
     workspace_bytes: tuple[int, int, int] = (0, 0, 0)
 
@@ -292,7 +292,7 @@ class GhostRank:
     def _in_parts(self, run: Callable[[Environment], Parts], beside: int = 0) -> PartsFootprint:
         """`beside`: bytes that are live throughout and counted elsewhere."""
         recording, pass_in_parts = self.recording, PassInParts(self.env, run)
-        works, exchanges, live, workspaces = [], [], [recording.live - beside], []
+        works, sent, live, workspaces = [], [], [recording.live - beside], []
         out = None
         for last in (False, False, True):
             recording.begin()
@@ -303,9 +303,9 @@ class GhostRank:
             if not last:
                 recording.begin()
                 pass_in_parts.start()
-                exchanges.append(sends(*recording.recorded().collectives))
+                sent.append(sends(*recording.recorded().collectives))
         assert out is not None
-        return PartsFootprint(tuple(works), tuple(exchanges), tuple(live[1:3]), tuple(workspaces))  # type: ignore[arg-type]
+        return PartsFootprint(tuple(works), tuple(sent), tuple(live[1:3]), tuple(workspaces))  # type: ignore[arg-type]
 
     def _upstream(self) -> Ghost:
         depths = self.segment.depth + 1 if self.segment.depth else 1

@@ -35,6 +35,7 @@ class Candidate(BlockShape):
     dp_shard: int
     zero: int
     outermost: Outermost = "pp"
+    overlap_experts: bool = False
 
     @property
     def shape(self) -> BlockShape:
@@ -55,6 +56,7 @@ class Candidate(BlockShape):
         parts += [f"dp {self.dp}{replicated}"] if self.dp > 1 else []
         experts = [f"ep {self.ep}"] if self.ep > 1 else []
         experts += [f"etp {self.etp}"] if self.etp > 1 else []
+        experts += ["experts overlapped"] if self.overlap_experts else []
         degrees = " x ".join(parts) or "one device"
         policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", f"recompute {self.recompute}"]
         policies += [f"{self.outermost} outermost"] if self.outermost != "pp" else []

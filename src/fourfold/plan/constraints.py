@@ -16,8 +16,8 @@ from fourfold.program.schedule import BUILT_IN
 
 Value = int | str | bool
 T = TypeVar("T", bound=Value)
-KEYS = {field.name: field.type for field in fields(Candidate)}
-"""Keys of a layout that the search varies, with their types."""
+KEYS = {field.name: field.type for field in fields(Candidate) if field.name != "overlap_experts"}
+"""Keys of a layout that the search enumerates, with their types."""
 POLICIES = ("none", "selective", "full")
 MOST = 1_000_000
 

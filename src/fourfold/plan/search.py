@@ -17,6 +17,7 @@ from fourfold.plan.bounding import Progress, bound_all
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.low_memory import CLEARLY
+from fourfold.plan.overlapped import overlapped
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
@@ -201,6 +202,7 @@ def _search(
     low_memory = not_tight = None
     if best and not budget.is_spent:
         best += _partial(pricer, best, outgrown)
+        best += overlapped(pricer, best)
         best = placed(pricer, best)
         held = min(best, key=_score).memory_bytes
         if all(each.is_tight for each in best):

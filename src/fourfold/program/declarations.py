@@ -9,7 +9,7 @@ from fourfold.model.work import Collective
 from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, STARTS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, STARTS, TRANSFERS, Instruction, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.sizes import buffer_bytes, saved_parts
@@ -122,7 +122,7 @@ def _first_user(program: Program, buffer: str) -> tuple[int, Instruction | None]
 def _known_segment(step: Instruction, view: RankView) -> bool:
     if step.segment is None:
         return True
-    if step.op in COMPUTE_OPS | EXCHANGES:
+    if step.op in COMPUTE_OPS | ALL_TO_ALLS:
         return any(segment.name == step.segment for segment in view.segments)
     return step.segment in (view.stages.segments if step.op in TRANSFERS else view.flats)
 

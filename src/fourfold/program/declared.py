@@ -11,7 +11,7 @@ from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
 from fourfold.program.declared_parts import declared_in_parts
-from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, SENDS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, SENDS, TRANSFERS, Instruction, Op
 from fourfold.program.matrices import hidden_matrices, orthogonalization
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
@@ -56,7 +56,7 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
             return []
         me = view.stages.segments[unit]
         return [*_compute(step.op, me, m, view, training), *_in_parts(step.op, me, m, view, training)]
-    if step.op in EXCHANGES:
+    if step.op in ALL_TO_ALLS:
         return _in_parts(step.op, view.stages.segments[unit], m, view, training) if m is not None else []
     return _of_unit(step, unit, view, training)
 
@@ -218,7 +218,7 @@ def _reductions(unit: str, view: RankView) -> list[Declared]:
     return allowed
 
 
-_WHOLE = (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.RECOMPUTE)
+_BACKWARDS = (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.RECOMPUTE)
 
 
 def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
@@ -226,7 +226,7 @@ def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> lis
         return _forward(me, m, view, training)
     if op is Op.REPLAY:
         return _replay(me, m, view) if training else []
-    if op not in _WHOLE:
+    if op not in _BACKWARDS:
         return []
     if not training or (op is not Op.BACKWARD and me.kind != "block"):
         return []

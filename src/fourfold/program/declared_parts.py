@@ -1,4 +1,4 @@
-"""The declarations of passes over routed blocks in parts, and of the exchanges between them: see `declared`."""
+"""The declarations of passes over routed blocks in parts, and of the all-to-alls between them: see `declared`."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _STARTS = {
     Op.DISPATCH_GRADIENT: (1, 0),
     Op.COMBINE_GRADIENT: (1, 1),
 }
-"""Which pass, forward or backward, and which of its exchanges."""
+"""Which pass, forward or backward, and which of its all-to-alls."""
 _PARTS = {
     Op.FORWARD: (0, 0),
     Op.EXPERTS_FORWARD: (0, 1),
@@ -36,7 +36,7 @@ def declared_in_parts(op: Op, me: Segment, m: int, view: RankView) -> list[Decla
     prefix = "d" * backward
     sent = [f"{prefix}dispatched/{me.name}/m{m}", f"{prefix}combined/{me.name}/m{m}"]
     if op in _STARTS:
-        return [([sent[place]], [sent[place]], footprint.exchanges[place], 0)]
+        return [([sent[place]], [sent[place]], footprint.all_to_alls[place], 0)]
     reads, writes = (_backward if backward else _forward)(place, me, m, view)
     reads += sent[place - 1 : place]
     writes += sent[place : place + 1]
@@ -44,7 +44,7 @@ def declared_in_parts(op: Op, me: Segment, m: int, view: RankView) -> list[Decla
 
 
 def _forward(place: int, me: Segment, m: int, view: RankView) -> tuple[list[str], list[str]]:
-    """What is read and written beside the rows on their way."""
+    """Names read and written beside the rows on their way."""
     x, following = name.hidden(me.name, m), name.hidden(view.stages.following[me.name], m)
     if place == 0:
         return [*_parameters(me, view, False), f"router/{me.name}", x, name.batch(m), "rope"], []

@@ -16,7 +16,7 @@ def expand_segments(
 ) -> list[list[Step]]:
     """Stage -> its segments; backward in reverse. One list of steps for every entry of the order.
 
-    `in_parts`: passes over routed blocks in three parts, with their exchanges as instructions; halves of a backward stay whole.
+    `in_parts`: passes over routed blocks in three parts, with their all-to-alls as instructions; halves of a backward stay whole.
 
     The head has no forward of its own in training: its backward does both, the weight gradient too, whole even where the schedule
     takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, FORWARD_OPS, TRANSFERS, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, FORWARD_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
@@ -24,7 +24,7 @@ _NEEDED = {
     Op.EXPERTS_BACKWARD: Op.DISPATCH_GRADIENT,
     Op.FINISH_BACKWARD: Op.COMBINE_GRADIENT,
 }
-"""The exchange that brings the rows of a part of a pass."""
+"""The all-to-all that brings the rows of a part of a pass."""
 _SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
@@ -92,7 +92,7 @@ class _Flow:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
             self._sum_loss(index)
-        elif step.op in EXCHANGES and m is not None:
+        elif step.op in ALL_TO_ALLS and m is not None:
             if not self.passes.add(step.op, step.segment or "", m):
                 self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         elif step.op in COMPUTE_OPS and m is not None:

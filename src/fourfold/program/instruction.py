@@ -16,7 +16,7 @@ class Op(Enum):
     BACKWARD                computes input and weight gradients; the head's does its forward too, chunk by chunk
     BACKWARD_INPUT, BACKWARD_WEIGHT     the two halves of a split backward (zero bubble)
     REPLAY                  runs a segment's forward and backward once more and compares both, bit by bit, with the first time
-    DISPATCH_TOKENS, DISPATCH_GRADIENT  start an exchange of rows: tokens, or gradients of outputs, go to the ranks of their experts
+    DISPATCH_TOKENS, DISPATCH_GRADIENT  start an all-to-all: tokens, or gradients of outputs, go to the ranks of their experts
     EXPERTS_FORWARD, EXPERTS_BACKWARD   run the experts on the rows that came; F or B before them has ended at the dispatch
     COMBINE_TOKENS, COMBINE_GRADIENT    start the way back, of outputs or of the gradients of tokens
     FINISH_FORWARD, FINISH_BACKWARD     complete such a pass with the rows that came back
@@ -75,13 +75,13 @@ class Op(Enum):
 FORWARD_OPS = frozenset((Op.FORWARD, Op.EXPERTS_FORWARD, Op.FINISH_FORWARD))
 BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.EXPERTS_BACKWARD, Op.FINISH_BACKWARD))
 COMPUTE_OPS = FORWARD_OPS | BACKWARD_OPS | {Op.RECOMPUTE, Op.REPLAY}
-EXCHANGES = frozenset((Op.DISPATCH_TOKENS, Op.DISPATCH_GRADIENT, Op.COMBINE_TOKENS, Op.COMBINE_GRADIENT))
+ALL_TO_ALLS = frozenset((Op.DISPATCH_TOKENS, Op.DISPATCH_GRADIENT, Op.COMBINE_TOKENS, Op.COMBINE_GRADIENT))
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 TRANSFERS = SENDS | RECEIVES
 STARTS = (
     TRANSFERS
-    | EXCHANGES
+    | ALL_TO_ALLS
     | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.BRING, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
 )
 

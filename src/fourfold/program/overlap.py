@@ -1,4 +1,4 @@
-"""The overlap pass: two entries of a rank's order run as one, in turns, so that each one's exchanges of rows run behind the other.
+"""The overlap pass: two entries of a rank's order run as one, in turns, so that each one's all-to-alls run behind the other.
 
 A schedule that pairs passes has a forward beside a backward (DualPipe; DeepSeek-AI 2024, section 3.2.1). Under any other,
 microbatches go two by two: the schedule orders couples of them, as if each was one. On one pipeline rank, that is gradient
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from fourfold.program.expand import expand_segments
-from fourfold.program.instruction import EXCHANGES, Op
+from fourfold.program.instruction import ALL_TO_ALLS, Op
 from fourfold.program.pattern import Step
 from fourfold.program.schedule import Compute, Orders, find_schedule
 from fourfold.program.schedule.execution import needs
@@ -99,12 +99,12 @@ def placed_units(units: Units, num_stages: int) -> tuple[Units, list[list[int]]]
 
 
 def _result(entry: Compute) -> Compute:
-    """What others need of an entry: a full backward gives what its first half does."""
+    """The entry that others wait for: a full backward gives the gradient that its first half does."""
     return entry._replace(op=Op.BACKWARD_INPUT) if entry.op is Op.BACKWARD else entry
 
 
 def expand_units(units: Sequence[Unit], view: RankView) -> list[list[Step]]:
-    """The steps of every unit: of two entries in turns, each up to the start of an exchange, then the other, which is joined when
+    """The steps of every unit: of two entries in turns, each up to the start of an all-to-all, then the other, which is joined when
     its turn comes again. A backward goes first: its dispatch starts at once, and needs something behind which to run."""
     alone = expand_segments([unit[0] for unit in units if len(unit) == 1], view)
     paired = expand_segments([entry for unit in units if len(unit) == 2 for entry in unit], view, in_parts=True)
@@ -123,10 +123,10 @@ def expand_units(units: Sequence[Unit], view: RankView) -> list[list[Step]]:
 
 
 def _turns(steps: Sequence[Step]) -> list[list[Step]]:
-    """Cuts steps behind every start of an exchange."""
+    """Cuts steps behind every start of an all-to-all."""
     turns: list[list[Step]] = [[]]
     for step in steps:
         turns[-1].append(step)
-        if step[0].op in EXCHANGES:
+        if step[0].op in ALL_TO_ALLS:
             turns.append([])
     return turns

@@ -1,4 +1,4 @@
-"""A routed block's pass in three parts, with its exchanges as instructions of their own between them."""
+"""A routed block's pass in three parts, with dispatch and combine as instructions of their own between them."""
 
 from fourfold.model.spec import Segment
 from fourfold.model.work import Work
@@ -29,7 +29,7 @@ def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instructi
             work=first,
             workspace_bytes=before,
         ),
-        *_exchange(Op.DISPATCH_TOKENS, segment, m, dispatched, footprint.exchanges[0]),
+        *_all_to_all(Op.DISPATCH_TOKENS, segment, m, dispatched, footprint.all_to_alls[0]),
         Instruction(
             Op.EXPERTS_FORWARD,
             segment.name,
@@ -40,7 +40,7 @@ def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instructi
             work=experts,
             workspace_bytes=within,
         ),
-        *_exchange(Op.COMBINE_TOKENS, segment, m, combined, footprint.exchanges[1]),
+        *_all_to_all(Op.COMBINE_TOKENS, segment, m, combined, footprint.all_to_alls[1]),
         Instruction(
             Op.FINISH_FORWARD,
             segment.name,
@@ -75,7 +75,7 @@ def backward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruct
             work=first,
             workspace_bytes=before,
         ),
-        *_exchange(Op.DISPATCH_GRADIENT, segment, m, dispatched, footprint.exchanges[0]),
+        *_all_to_all(Op.DISPATCH_GRADIENT, segment, m, dispatched, footprint.all_to_alls[0]),
         Instruction(
             Op.EXPERTS_BACKWARD,
             segment.name,
@@ -86,7 +86,7 @@ def backward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruct
             work=experts,
             workspace_bytes=within,
         ),
-        *_exchange(Op.COMBINE_GRADIENT, segment, m, combined, footprint.exchanges[1]),
+        *_all_to_all(Op.COMBINE_GRADIENT, segment, m, combined, footprint.all_to_alls[1]),
         Instruction(
             Op.FINISH_BACKWARD,
             segment.name,
@@ -106,6 +106,6 @@ def _parameters(view: RankView, segment: Segment) -> tuple[list[str], list[str]]
     return dense, [f"params/{unit}" for unit in segment.units]
 
 
-def _exchange(op: Op, segment: Segment, m: int, buffer: str, work: Work) -> list[Instruction]:
+def _all_to_all(op: Op, segment: Segment, m: int, buffer: str, work: Work) -> list[Instruction]:
     start = Instruction(op, segment.name, m, reads=(buffer,), writes=(buffer,), work=work, stream="ep")
     return [start, Instruction(Op.WAIT, handle=start.short)]

@@ -36,7 +36,7 @@ def buffer_bytes(view: RankView, name: str) -> int:
 
 
 _IN_PARTS = {"dispatched": (0, 0), "combined": (0, 1), "ddispatched": (1, 0), "dcombined": (1, 1)}
-"""Which pass, forward or backward, and which of its two exchanges a buffer is of."""
+"""Which pass, forward or backward, and which of its two all-to-alls a buffer is of."""
 
 
 def saved_parts(view: RankView, kind: str) -> dict[str, SavedParts]:

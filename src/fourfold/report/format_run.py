@@ -26,6 +26,7 @@ def layout_line(run: ResolvedRun) -> str:
     degrees = layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
     axes = ", ".join(f"{axis} {layout.degree(axis)}{details.get(axis, '')}" for axis in degrees)
     axes += "".join(f", {axis} {degree}" for axis, degree in (("ep", layout.ep), ("etp", layout.etp)) if degree > 1)
+    axes += ", experts overlapped" if layout.overlap_experts else ""
     order = f", {layout.outermost} outermost" if layout.outermost != "pp" else ""
     data = f": {axes}, ZeRO-{layout.zero}{order}" if ranks > 1 else ""
     count = layout.num_microbatches

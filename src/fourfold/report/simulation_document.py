@@ -12,7 +12,7 @@ from fourfold.simulate.summary import StepSummary
 
 LAYOUT_KEYS = (
     "pp", "schedule", "virtual_stages", "dp_replicate", "dp_shard", "zero", "cp", "cp_method", "tp", "sequence_parallel",
-    "ep", "etp", "microbatch_sequences", "outermost",
+    "ep", "etp", "microbatch_sequences", "outermost", "overlap_experts",
 )  # fmt: skip
 
 

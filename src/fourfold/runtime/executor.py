@@ -13,7 +13,7 @@ from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
-from fourfold.program.instruction import EXCHANGES, STARTS
+from fourfold.program.instruction import ALL_TO_ALLS, STARTS
 from fourfold.program.totals import num_losses
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
@@ -88,7 +88,7 @@ class Executor:
             Op.EXPERTS_BACKWARD: self._compute.experts_backward,
             Op.FINISH_FORWARD: self._compute.finish_forward,
             Op.FINISH_BACKWARD: self._compute.finish_backward,
-            **dict.fromkeys(EXCHANGES, self._start_exchange),
+            **dict.fromkeys(ALL_TO_ALLS, self._start_all_to_all),
             Op.SEND_ACTIVATION: self._send,
             Op.SEND_GRADIENT: self._send,
             Op.RECV_ACTIVATION: self._receive,
@@ -225,7 +225,7 @@ class Executor:
         self._live[step.writes[0]] = buffer
         self._start(step, self.groups["pp"].receive(buffer, step.peer))
 
-    def _start_exchange(self, step: Instruction) -> None:
+    def _start_all_to_all(self, step: Instruction) -> None:
         self._start(step, Handle(iter([self._live[step.reads[0]].start()])))
 
     def _gather(self, step: Instruction) -> None:

@@ -6,7 +6,7 @@ from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, SENDS, STARTS, TRANSFERS, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, SENDS, STARTS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.rank import Channel, End, Rank, Rendezvous, Times
@@ -157,7 +157,7 @@ class SimulationState:
     def _overlaps(self, pattern: Pattern) -> bool:
         """Whether a collective that is started runs beside computation."""
         software = self.prices.software
-        if pattern.op in EXCHANGES:
+        if pattern.op in ALL_TO_ALLS:
             return True
         unsharded = pattern.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
         return software.overlap_data or (software.overlap_all_reduce and unsharded)

@@ -9,7 +9,7 @@ from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.instruction import COMPUTE_OPS, EXCHANGES, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, TRANSFERS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_curve, memory_peak
 from fourfold.program.lower import each_program
 from fourfold.program.pattern import Pattern
@@ -26,7 +26,7 @@ from fourfold.simulate.state import SimulationState
 IDLE = "pipeline bubble"
 _JOINED = tuple(
     f" {op.name.lower().replace('_', ' ')}"
-    for op in (*EXCHANGES, Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED, Op.BRING)
+    for op in (*ALL_TO_ALLS, Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED, Op.BRING)
 )
 _BESIDE = {
     Op.UPDATE: "optimizer",

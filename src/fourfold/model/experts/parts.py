@@ -13,10 +13,10 @@ from fourfold.model.operations import Array
 from fourfold.model.parallel import Group, Pending
 
 Parts = Generator[None, None, Array]
-"""A pass that pauses where an exchange of rows has been prepared, twice in a routed block; its result is what it returns."""
+"""A pass that pauses where an all-to-all has been prepared, twice in a routed block; its result is what it returns."""
 
 
-def whole(parts: Parts) -> Array:
+def run_through(parts: Parts) -> Array:
     """Runs a pass without a pause. Returns its result."""
     while True:
         try:
@@ -26,7 +26,7 @@ def whole(parts: Parts) -> Array:
 
 
 class PassInParts:
-    """A pass whose exchanges over `ep` wait to be started: `advance`, `start`, join, `advance`, `start`, join, `advance`.
+    """A pass whose all-to-alls over `ep` wait to be started: `advance`, `start`, join, `advance`, `start`, join, `advance`.
 
     `saved`: where a forward keeps what its backward reads.
     """
@@ -46,16 +46,16 @@ class PassInParts:
         return None
 
     def start(self) -> list[Pending]:
-        """Starts the exchange that the latest part has prepared."""
+        """Starts the all-to-alls that the latest part has prepared."""
         return self._held.start()
 
 
 class _HeldGroup:
-    """The group `ep` of a pass in parts: its exchanges start when they are told to, or at once where they are waited for."""
+    """The group `ep` of a pass in parts: its all-to-alls start when they are told to, or at once where they are waited for."""
 
     def __init__(self, group: Group) -> None:
         self.size, self.index, self._group = group.size, group.index, group
-        self._exchanges: list[_Held] = []
+        self._prepared: list[_Held] = []
 
     def all_to_all(
         self,
@@ -65,16 +65,16 @@ class _HeldGroup:
         sent_rows: Sequence[int] | None = None,
     ) -> "_Held":
         held = _Held(lambda: self._group.all_to_all(received, sent, received_rows, sent_rows))
-        self._exchanges.append(held)
+        self._prepared.append(held)
         return held
 
     def start(self) -> list[Pending]:
-        exchanges, self._exchanges = self._exchanges, []
-        return [each.start() for each in exchanges if not each.is_over]
+        prepared, self._prepared = self._prepared, []
+        return [each.start() for each in prepared if not each.is_over]
 
 
 class _Held:
-    """An exchange that is not started before somebody asks for it. Refers to its rows until it is over."""
+    """An all-to-all that is not started before somebody asks for it. Refers to its rows until it is over."""
 
     def __init__(self, begin: Callable[[], Pending]) -> None:
         self._begin: Callable[[], Pending] | None = begin

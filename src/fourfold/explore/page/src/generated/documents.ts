@@ -416,6 +416,7 @@ export interface LayoutDocument {
   etp: number;
   microbatch_sequences: number;
   outermost: string;
+  overlap_experts: boolean;
   recompute: string | string[];
 }
 

@@ -1,0 +1,59 @@
+"""The planner takes overlap of experts' all-to-alls where it is faster and fits, and only with software that runs it."""
+
+from dataclasses import replace
+
+from fourfold.config import ModelSection
+from fourfold.cost.software import SoftwareProfile
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.overlapped import overlapped
+from fourfold.plan.pricing import Priced, Pricer
+from fourfold.plan.request import Request
+
+LAYOUT = Candidate(
+    pp=1, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=16, zero=3, cp=1, cp_method="ring", tp=1, ep=16, etp=1,
+    microbatch_sequences=1, recompute="none",
+)  # fmt: skip
+
+
+def asked(sequences: int = 64) -> Request:
+    model = resolve_model(ModelSection(preset="qwen3-30b-a3b", num_layers=8))
+    return Request.of(model, load_cluster("dgx-h100:16"), 4096, sequences)
+
+
+def best_of(pricer: Pricer, layout: Candidate = LAYOUT) -> Priced:
+    found = pricer.price(layout)
+    assert isinstance(found, Priced)
+    return found
+
+
+def test_it_is_taken_where_it_is_faster() -> None:
+    pricer = Pricer(asked())
+    first = best_of(pricer)
+    (found,) = overlapped(pricer, [first])
+    assert found.candidate == replace(LAYOUT, overlap_experts=True)
+    assert found.seconds < 0.85 * first.seconds
+    assert "experts overlapped" in found.candidate.words()
+    assert pricer.request.section(found.candidate).overlap_experts
+
+
+def test_not_where_it_does_not_fit() -> None:
+    pricer = Pricer(asked())
+    first = best_of(pricer)
+    tight = Pricer(replace(pricer.request, memory_bytes=first.memory_bytes))
+    assert overlapped(tight, [first]) == []
+
+
+def test_not_without_expert_parallelism_or_a_second_microbatch() -> None:
+    pricer = Pricer(asked())
+    assert overlapped(pricer, [best_of(pricer, replace(LAYOUT, ep=1))]) == []
+    once = Pricer(asked(16))
+    assert overlapped(once, [best_of(once)]) == []
+
+
+def test_not_for_other_software() -> None:
+    request = asked()
+    other = replace(request, template=replace(request.template, software=SoftwareProfile(name="other")))
+    pricer = Pricer(other)
+    assert overlapped(pricer, [best_of(pricer)]) == []
