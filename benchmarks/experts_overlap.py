@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
     link = options.link * 1e6
-    print("| layout | | step, s | predicted | exposed exchange, s | predicted |\n|---|---|---|---|---|---|")
+    print("| layout | | step, s | predicted | exposed all-to-alls, s | predicted |\n|---|---|---|---|---|---|")
     for name, layout in LAYOUTS.items():
         ranks = run_on_ranks(RANKS, measure, layout=layout, link=link, steps=options.steps)
         for which, overlap in enumerate((False, True)):
