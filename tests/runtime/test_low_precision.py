@@ -25,7 +25,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor, ring, zero 3": (4, {"tp": 2, "cp": 2, "zero": 3}),
     "experts": (2, {"dp_shard": 2, "ep": 2, "zero": 1}),
 }
-WIDE = {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64, "ffn_size": 256, "num_layers": 2}
+LARGE = {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64, "ffn_size": 256, "num_layers": 2}
 """Features of which every rank of two has a multiple of 128."""
 SCALED = ("zero 2", "zero 3, recompute", "pipeline", "tensor", "sequence", "ring, documents", "tensor, ring, zero 3")
 RECIPES = [
@@ -36,11 +36,11 @@ RECIPES = [
 
 
 def _table(layout: dict[str, Any], experts: bool, documents: bool = False, **precision: str) -> dict[str, Any]:
-    wide = precision.get("gemm_dtype") == "fp8-block"
-    model = {**(WIDE if wide else DIMENSIONS), **({**MIXTRAL, "moe_ffn_size": 64} if experts else {})}
+    large = precision.get("gemm_dtype") == "fp8-block"
+    model = {**(LARGE if large else DIMENSIONS), **({**MIXTRAL, "moe_ffn_size": 64} if experts else {})}
     return run_table(
         model=model,
-        batch={"global_sequences": 4, "sequence_length": 512 if wide else 128, "steps": 2},
+        batch={"global_sequences": 4, "sequence_length": 512 if large else 128, "steps": 2},
         layout=layout,
         data={"document_mask": documents},
         precision={"compute": "fp64", "gemm_dtype": "mxfp8", **precision},
