@@ -34,6 +34,27 @@ def test_a_stated_key_cannot_make_the_best_better(fourfold) -> None:
     assert same["best"][0]["step_seconds"] == free["best"][0]["step_seconds"]
 
 
+EXPERTS = (
+    "--model",
+    "mixtral-8x7b",
+    "--cluster",
+    "dgx-h100:32",
+    "--sequence-length",
+    "4096",
+    "--batch-sequences",
+    "128",
+)
+
+
+def test_overlap_of_experts_may_be_stated(fourfold) -> None:
+    for stated in (True, False):
+        found = document(fourfold, *EXPERTS, "layout.ep=8", f"layout.overlap_experts={stated}")
+        assert {layout["overlap_experts"] for layout in layouts(found)} == {stated}
+    result = fourfold("plan", *SMALL, "layout.overlap_experts=true")
+    assert result.code == 2
+    assert "layout.overlap_experts=true: none of the best layouts runs so" in result.err
+
+
 def test_a_run_file_s_layout_is_not_looked_at_but_the_command_line_s_binds(fourfold, here: Path) -> None:
     text = (here / "run.toml").read_text() + "[layout]\npp = 2\nprefetch = 2\n"
     (here / "own.toml").write_text(text)

@@ -9,27 +9,30 @@ from fourfold.plan.request import Request
 from fourfold.plan.trainers import Trainer
 
 PREFIX = "layout."
-ALONE = ("prefetch", "sequence_parallel")
+FLAGS = ("sequence_parallel", "overlap_experts")
+ALONE = ("prefetch", *FLAGS)
 """Keys that take one value, the same for all layouts."""
 
 
 @dataclass
 class LayoutOverrides:
-    """`values`: of the keys that the search varies. `sequence_parallel`: None where it is not stated."""
+    """`values`: of the keys that the search varies. `flags`: those of `FLAGS` that are stated."""
 
     values: dict[str, tuple[Value, ...]] = field(default_factory=dict)
-    sequence_parallel: bool | None = None
+    flags: dict[str, bool] = field(default_factory=dict)
 
     def applied(self, request: Request, trainer: Trainer) -> Request:
         """The request held to these values and to what the trainer can run. Raises `UserError` where it cannot divide sequences
         as stated."""
-        if self.sequence_parallel and not trainer.sequence_parallel:
+        split = self.flags.get("sequence_parallel", trainer.sequence_parallel)
+        if split and not trainer.sequence_parallel:
             raise UserError(
                 f"layout.sequence_parallel=true: tensor parallelism of {trainer.title} does not divide norms and residuals; "
                 f"allowed: false; what works: leave it out, or another --for"
             )
-        split = trainer.sequence_parallel if self.sequence_parallel is None else self.sequence_parallel
-        return replace(request, constraints=trainer.constraints.stating(self.values), sequence_parallel=split)
+        constraints = trainer.constraints.stating(self.values)
+        overlap = self.flags.get("overlap_experts")
+        return replace(request, constraints=constraints, sequence_parallel=split, overlap_experts=overlap)
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str]]:
@@ -46,10 +49,11 @@ def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str
             raise UserError(_unknown(override, name))
         if not values or "" in values:
             raise UserError(f"override {override!r}: states no value; what works: {PREFIX}{name}=2, or several: 2,4")
-        if name == "sequence_parallel":
-            if values not in (["true"], ["false"]):
+        if name in FLAGS:
+            stated = [value.lower() for value in values]
+            if stated not in (["true"], ["false"]):
                 raise UserError(f"override {override!r}: allowed: true, false; a value that works: {PREFIX}{name}=true")
-            layout.sequence_parallel = values == ["true"]
+            layout.flags[name] = stated == ["true"]
         else:
             layout.values[name] = tuple(dict.fromkeys(parse_value(name, value, PREFIX) for value in values))
     return layout, others

@@ -46,6 +46,7 @@ class DeviceRow(MachineDevice):
     kernels: dict[str, float]
     host_launch_seconds: float | None
     context_bytes: int | None
+    gemm_recipes: list[str] | None
     description: str
 
 

@@ -31,7 +31,8 @@ class Request:
     `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
     `prefetch`: as in `LayoutSection`, the same for all layouts. `windows`: of the model's attention, which the runtime does not
     have: by their share of its work. `software_overrides`: what replaces constants of the software profile. `constraints`: limits
-    on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too.
+    on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too. `overlap_experts`:
+    whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
     """
 
     model: ModelConfig
@@ -49,6 +50,7 @@ class Request:
     optimizer: OptimizerSection = ADAMW
     constraints: Constraints = NO_CONSTRAINTS
     sequence_parallel: bool = True
+    overlap_experts: bool | None = None
 
     @classmethod
     def of(
@@ -101,7 +103,9 @@ class Request:
             software_overrides=self.software_overrides,
             optimizer=self.optimizer,
         )
-        mine = {key: getattr(self, key) for key in ("memory_bytes", "constraints", "sequence_parallel")}
+        mine = {
+            key: getattr(self, key) for key in ("memory_bytes", "constraints", "sequence_parallel", "overlap_experts")
+        }
         return replace(asked, **mine)
 
     def fixing(self, values: Mapping[str, Value | Sequence[Value]]) -> "Request":

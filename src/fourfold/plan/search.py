@@ -17,7 +17,7 @@ from fourfold.plan.bounding import Progress, bound_all
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.low_memory import CLEARLY
-from fourfold.plan.overlapped import overlapped
+from fourfold.plan.overlapped import with_overlap
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
@@ -202,12 +202,13 @@ def _search(
     low_memory = not_tight = None
     if best and not budget.is_spent:
         best += _partial(pricer, best, outgrown)
-        best += overlapped(pricer, best)
+        best = with_overlap(pricer, best)
         best = placed(pricer, best)
         held = min(best, key=_score).memory_bytes
-        if all(each.is_tight for each in best):
+        sought = not request.overlap_experts  # layouts with less memory are sought among passes in one piece
+        if sought and all(each.is_tight for each in best):
             not_tight = roomy.fastest(pricer, roomy.limit)
-        if not_tight is None and held > small.limit:
+        if sought and not_tight is None and held > small.limit:
             low_memory = small.fastest(pricer, CLEARLY * held)
     found = best_first(filter(None, [*best, low_memory, not_tight]), len(best) + 2)
     best, not_tight = found[:keep], next((each for each in found if not each.is_tight), None)

@@ -267,6 +267,7 @@ export interface DeviceRow {
   kernels: Record<string, number>;
   host_launch_seconds: number | null;
   context_bytes: number | null;
+  gemm_recipes: string[] | null;
   description: string;
 }
 
