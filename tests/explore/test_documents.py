@@ -8,6 +8,8 @@ from pydantic import TypeAdapter
 
 from fourfold.api.simulation import simulate
 from fourfold.config import UserError
+from fourfold.config.optimizers import OPTIMIZERS
+from fourfold.config.schema import BatchSection, LayoutSection, PrecisionSection
 from fourfold.explore.documents import DOCUMENTS, encoded
 from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS
@@ -109,3 +111,23 @@ def test_a_layout_that_cannot_run_is_an_answer() -> None:
     with pytest.raises(UserError, match="tp") as found:
         encoded("simulate", {"overrides": SMALL | {"layout.tp": 7}, "cluster": "dgx-h100:8"}, silent)
     assert not isinstance(found.value, Malformed)
+
+
+def test_every_key_that_a_step_depends_on_is_in_the_catalog() -> None:
+    """Those of every optimizer too, with its own defaults; `read_setup` takes each of them."""
+    keys = json.loads(encoded("catalog", {}, silent))["keys"]
+    found = {(each["key"], each["optimizer"]) for each in keys}
+    assert len(found) == len(keys)
+    for name, section in OPTIMIZERS.items():
+        assert {(f"optimizer.{key}", name) for key in section.model_fields if key != "name"} <= found
+    for section in (BatchSection, LayoutSection, PrecisionSection):
+        name = section.__name__.removesuffix("Section").lower()
+        assert {(f"{name}.{key}", None) for key in section.model_fields} - found <= {("layout.auto", None)}
+    assert {("run.attention_backend", None), ("checkpoint.memory_every_steps", None)} <= found
+    rates = {each["optimizer"]: each["default"] for each in keys if each["key"] == "optimizer.lr"}
+    assert rates == {name: section.model_fields["lr"].default for name, section in OPTIMIZERS.items()}
+    [optimizer] = [each for each in keys if each["key"] == "optimizer.name"]
+    assert optimizer["allowed"] == [*OPTIMIZERS]
+    assert all(each["help"] for each in keys)
+    for each in keys:
+        read_setup({"overrides": {each["key"]: 1}})

@@ -191,3 +191,24 @@ def test_the_step_is_played_and_gone_through_by_keys(watched: Watched) -> None:
     tab.locator("[role=application]").focus()
     tab.keyboard.press("ArrowRight")
     tab.wait_for_selector("text=F0.0: forward")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "dualpipe_v"])
+def test_passes_in_turns_stay_in_their_slots(schedule: str) -> None:
+    """With their all-to-alls overlapped, the parts of two passes alternate: each is an instruction of its own pass's slot."""
+    overrides = SMALL | {"model.num_experts": 4, "model.top_k": 2, "layout.ep": 2, "layout.overlap_experts": True}
+    own = {"overrides": overrides, "schedule": schedule, "ranks": 2, "microbatches": 8}
+    drawn, seen = document(**own), set()
+    for rank in range(2):
+        slots = document("slots", pp_rank=rank, **own)
+        order = [slot for slot in slots["slots"] if slot >= 0]
+        assert order != sorted(order)
+        for row, slot in zip(slots["program"], slots["slots"], strict=True):
+            op, *name = row["instruction"].split()
+            if op in ("D>", "E>", "C>", "Z>", "D<", "E<", "C<", "Z<"):
+                _, _, drawn_op, stage, microbatch = drawn["events"][rank][slot]
+                assert drawn_op == ("F" if op[1] == ">" else "B")
+                assert name[0] in drawn["stages"][stage]
+                assert name[1] == f"m{microbatch}"
+                seen.add(op)
+    assert len(seen) == 8

@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -215,7 +218,12 @@ def test_a_setup_is_copied_in_three_forms(watched: Watched, tmp_path: Path) -> N
     run.write_text(forms["Run file"])
     expected = predicted(EIGHT | {"layout.zero": "2"})
     assert json.loads(json.dumps(simulate(run).to_json())) == expected
-    assert forms["Command"] == "fourfold simulate run.toml"
+    (tmp_path / "fourfold").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m fourfold "$@" --json\n')
+    (tmp_path / "fourfold").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    pasted = subprocess.run(["bash", "-c", forms["Command"]], text=True, capture_output=True, env=environment)
+    assert pasted.returncode == 0, pasted.stderr
+    assert json.loads(pasted.stdout) == expected
     scope: dict[str, Any] = {}
     exec(forms["Python"], scope)
     assert json.loads(json.dumps(scope["result"].to_json())) == expected

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.program import Op, buffers
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS
 from fourfold.report.palette import (
     AXES,
     INK,
@@ -128,3 +130,13 @@ def test_the_page_s_tokens_are_those_of_the_pictures() -> None:
     for colour in (INK, SOFT, LINE, SURFACE):
         assert f"--{colour.name}: {colour.light};" in light
         assert f"--{colour.name}: {colour.dark};" in dark
+
+
+def test_every_buffer_and_every_computation_has_a_colour() -> None:
+    assert buffers.__doc__ is not None
+    kinds = set(re.findall(r"(?:^| {2,}|, )([a-z_]+)(?:/U|/S|/m|  )", buffers.__doc__, re.MULTILINE))
+    assert {"params", "rope", "router", "dcombined", "direction", "matrices", "deferred"} <= kinds
+    assert kinds <= {kind for colour in MEMORY.values() for kind in colour.kinds}
+    letters = {kind for colour in OPERATIONS.values() for kind in colour.kinds}
+    computing = COMPUTE_OPS - ALL_TO_ALLS - {Op.REPLAY} | {Op.MOMENTUM, Op.UPDATE}
+    assert letters == {op.value for op in computing}

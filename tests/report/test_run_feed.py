@@ -1,8 +1,10 @@
 """A run's folder as a document: nothing lost, nothing invented, whatever the files hold."""
 
+import inspect
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from fourfold.report.follow import Follower
 from fourfold.report.run_feed import RunFeed
 from fourfold.report.run_files import check_files
 from fourfold.report.run_metrics import StepMetrics
+from fourfold.report.run_state import describe_event
 from tests.report.test_comparison import as_predicted
 
 
@@ -183,3 +186,16 @@ def test_code_that_a_run_file_names_is_not_imported(tmp_path: Path, monkeypatch:
     found = document(RunFeed(folder.path))
     assert "names Python code" in found["notes"][0]
     assert not (tmp_path / "ran").exists()
+
+
+def test_an_event_says_all_that_its_line_says(tmp_path: Path) -> None:
+    """The feed takes few keys of an event, and every one that its text is made of."""
+    source = inspect.getsource(describe_event)
+    stated = {key: f"the {key}" for key in re.findall(r"event\.get\(['\"](\w+)", source)}
+    numbers = {"step": 7, "validation_loss": 2.5, "ratio": 3.0, "peak_flops": 9.3e10}
+    for kind in ("phase", *re.findall(r'^        "(\w+)": ', source, re.MULTILINE), "unknown"):
+        event = {**stated, **numbers, "event": kind, "time": 1.0}
+        folder = as_predicted(tmp_path / kind)
+        folder.events.write_text(json.dumps(event) + "\n")
+        [found] = document(RunFeed(folder.path))["events"]
+        assert found["text"] == describe_event(event)

@@ -44,6 +44,7 @@ class DeviceRow(MachineDevice):
     """A row of `fourfold list devices --json`."""
 
     kernels: dict[str, float]
+    gemm_recipes: list[str] | None
     host_launch_seconds: float | None
     context_bytes: int | None
     gemm_recipes: list[str] | None
@@ -103,9 +104,11 @@ class SoftwareRow(TypedDict):
 
 @exact
 class KeyDocument(TypedDict):
-    """A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few."""
+    """A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few;
+    `optimizer`: the one that has the key, where not all sections have it."""
 
     key: str
+    optimizer: str | None
     kind: str
     allowed: list[str] | None
     least: float | None

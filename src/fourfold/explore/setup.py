@@ -15,7 +15,10 @@ Text = Annotated[str, Field(max_length=200)]
 Stated = Text | float
 Value = bool | int | float | Text | None | list[bool | int | float | Text] | dict[str, bool | int | float | Text]
 _SECTIONS = ("model", "batch", "layout", "precision", "optimizer")
-_KEYS = ("data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software")
+_KEYS = (
+    "data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software", "cluster.attention",
+    "run.attention_backend", "checkpoint.memory_every_steps",
+)  # fmt: skip
 NOT_HERE = ("model.hf", "model.initial", "model.block", "layout.auto")
 """Keys that name files or code, or start a search."""
 _NAME = re.compile(r"[a-z][a-z_]{0,40}(\.[a-z][a-z_]{0,40})?")

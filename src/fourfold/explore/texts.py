@@ -10,16 +10,17 @@ from fourfold.explore.setup import Setup
 
 
 def texts_of(setup: Setup) -> dict[str, Any]:
-    """`run_file`: TOML. `command`: a line for a shell; a run that is no preset is named run.toml in it, as the file is to be
-    saved. `python`: for `import fourfold`. All three give the document that the page shows."""
+    """`run_file`: TOML. `command`: for a shell; where the run is no preset it first writes the run file into a temporary one.
+    `python`: for `import fourfold`. All three give the document that the page shows."""
     config = readable_config(setup.run_input, setup.stated, trust=False)
     if setup.cluster is not None:
         config = config.on_cluster(setup.cluster)
-    return {"run_file": dump_run(config, brief=True), "command": _command(setup), "python": _python(setup)}
+    run_file = dump_run(config, brief=True)
+    return {"run_file": run_file, "command": _command(setup, run_file), "python": _python(setup)}
 
 
-def _command(setup: Setup) -> str:
-    words = ["fourfold", "simulate", setup.run if setup.run is not None else "run.toml"]
+def _command(setup: Setup, run_file: str) -> str:
+    words = ["fourfold", "simulate", shlex.quote(setup.run) if setup.run is not None else '"$run"']
     if setup.run is not None:
         words += [shlex.quote(text) for text in override_texts(setup.stated)]
     options = setup.options
@@ -27,7 +28,11 @@ def _command(setup: Setup) -> str:
         options.pop("cluster", None)  # the run file states it
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", shlex.quote(str(value))]
-    return " ".join(words)
+    line = " ".join(words)
+    if setup.run is not None:
+        return line
+    # no line of a run file is END: its strings have no line breaks
+    return f"run=$(mktemp --suffix .toml) && cat > \"$run\" <<'END'\n{run_file.rstrip()}\nEND\n{line}\n"
 
 
 def _python(setup: Setup) -> str:

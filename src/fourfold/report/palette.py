@@ -34,19 +34,28 @@ MEMORY = {
     "parameters": Colour("parameters", "#1d4273", "#3f74b8", ("params", "shard", "units")),
     "gradients": Colour("gradients", "#4c7db0", "#74a5d8", ("grad", "grad_shard", "reduce")),
     "optimizer": Colour("optimizer states", "#9cc0e4", "#bcd6f0", ("optimizer", "master")),
-    "activations": Colour("activations", "#c2512f", "#e0734f", ("saved", "hidden", "dhidden", "deferred")),
-    "temporary": Colour("temporary", "#e8b04b", "#efc26c", ("workspace", "batch", "rope", "router")),
+    "activations": Colour(
+        "activations",
+        "#c2512f",
+        "#e0734f",
+        ("saved", "hidden", "dhidden", "deferred", "dispatched", "combined", "ddispatched", "dcombined"),
+    ),
+    "temporary": Colour(
+        "temporary", "#e8b04b", "#efc26c", ("workspace", "batch", "rope", "router", "direction", "matrices")
+    ),
     "software": Colour("software", "#8b95a1", "#6d7884", ("software",)),
 }
 """`kinds`: those of `program/buffers.py`; `software` is what the device holds beside the program."""
 
 OPERATIONS = {
-    "F": Colour("forward", "#2f62ad", "#6f9fe6"),
-    "B": Colour("backward", "#2c7a4b", "#5fb383"),
-    "I": Colour("input gradient", "#0b5563", "#7adbe3"),
-    "W": Colour("weight gradient", "#96611a", "#d9a252"),
-    "K": Colour("recompute", "#94407f", "#cf8fc4"),
+    "F": Colour("forward", "#2f62ad", "#6f9fe6", ("F", "E>", "Z>")),
+    "B": Colour("backward", "#2c7a4b", "#5fb383", ("B", "E<", "Z<")),
+    "I": Colour("input gradient", "#0b5563", "#7adbe3", ("I",)),
+    "W": Colour("weight gradient", "#96611a", "#d9a252", ("W",)),
+    "K": Colour("recompute", "#94407f", "#cf8fc4", ("K",)),
+    "U": Colour("optimizer", "#7440cc", "#9d6cf5", ("U", "M")),
 }
+"""`kinds`: operations of a program by their letters. A part of a pass has the colour of the pass."""
 
 LATER_STAGES = {"F": "#9cc0f5", "B": "#93d8ac", "I": "#86d5dc", "W": "#f0c27e"}
 """Operations of a rank's later stages, on a light ground."""

@@ -28,7 +28,7 @@ _BLOCK_BYTES = 8 * 2**20
 _RECENT_STEPS = 20
 _KEPT_EVENTS, _SHOWN_EVENTS, _SHOWN_TEXT = 50_000, 2_000, 2_000
 _SHOWN_RANKS = 1024
-_NUMBERS = ("time", "seconds", "held_seconds", "stood_still_seconds", "validation_loss", "ratio")
+_NUMBERS = ("time", "seconds", "held_seconds", "stood_still_seconds", "validation_loss", "ratio", "peak_flops")
 _ENDS = {"finish": "finished", "stop": "stopped", "failure": "failed"}
 
 
@@ -157,7 +157,7 @@ def _clean(event: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(step, int) and 0 <= step < 2**53:
         found["step"] = step
     found |= {key: number for key in _NUMBERS if (number := finite_number(event.get(key))) is not None}
-    words = ("message", "what", "name", "path", "rank", "skipped")
+    words = ("message", "what", "name", "path", "rank", "skipped", "backend", "slot", "machine", "tensor", "source")
     found |= {key: str(event[key])[:_SHOWN_TEXT] for key in words if event.get(key) is not None}
     return {**found, "text": describe_event(found)[:_SHOWN_TEXT]}
 

@@ -265,6 +265,7 @@ export interface DeviceRow {
   unit_memory_bytes: number | null;
   power_watts: number | null;
   kernels: Record<string, number>;
+  gemm_recipes: string[] | null;
   host_launch_seconds: number | null;
   context_bytes: number | null;
   gemm_recipes: string[] | null;
@@ -374,9 +375,10 @@ export interface KernelPoint {
   step_share: number;
 }
 
-/** A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few. */
+/** A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few; `optimizer`: the one that has the key, where not all sections have it. */
 export interface KeyDocument {
   key: string;
+  optimizer: string | null;
   kind: string;
   allowed: string[] | null;
   least: number | null;

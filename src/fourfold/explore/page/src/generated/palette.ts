@@ -84,7 +84,11 @@ export const palette = {
         "saved",
         "hidden",
         "dhidden",
-        "deferred"
+        "deferred",
+        "dispatched",
+        "combined",
+        "ddispatched",
+        "dcombined"
       ]
     },
     "temporary": {
@@ -93,7 +97,9 @@ export const palette = {
         "workspace",
         "batch",
         "rope",
-        "router"
+        "router",
+        "direction",
+        "matrices"
       ]
     },
     "software": {
@@ -106,23 +112,44 @@ export const palette = {
   "operation": {
     "F": {
       "name": "forward",
-      "kinds": []
+      "kinds": [
+        "F",
+        "E>",
+        "Z>"
+      ]
     },
     "B": {
       "name": "backward",
-      "kinds": []
+      "kinds": [
+        "B",
+        "E<",
+        "Z<"
+      ]
     },
     "I": {
       "name": "input gradient",
-      "kinds": []
+      "kinds": [
+        "I"
+      ]
     },
     "W": {
       "name": "weight gradient",
-      "kinds": []
+      "kinds": [
+        "W"
+      ]
     },
     "K": {
       "name": "recompute",
-      "kinds": []
+      "kinds": [
+        "K"
+      ]
+    },
+    "U": {
+      "name": "optimizer",
+      "kinds": [
+        "U",
+        "M"
+      ]
     }
   }
 } as const;

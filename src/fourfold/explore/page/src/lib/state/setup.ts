@@ -10,6 +10,12 @@ export interface Setup {
 }
 
 export const SECTIONS = ["model", "batch", "layout", "precision", "optimizer", "data"] as const;
+/** Keys of other sections, whose names pages use for their own parameters. */
+export const SINGLE = [
+  "run.attention_backend",
+  "cluster.attention",
+  "checkpoint.memory_every_steps",
+] as const;
 export const OPTIONS = [
   "cluster",
   "software",
@@ -26,7 +32,8 @@ export const OPTIONS = [
 /** Prefix of the keys in which the second layout differs from the first. */
 export const SECOND = "b.";
 
-const isKey = (key: string): boolean => SECTIONS.some((section) => key.startsWith(`${section}.`));
+const isKey = (key: string): boolean =>
+  SECTIONS.some((section) => key.startsWith(`${section}.`)) || SINGLE.some((each) => each === key);
 
 /** A parameter's value: a number, true, false or a list where it reads as one, else text. */
 export function valueFrom(text: string): Value {

@@ -6,13 +6,13 @@ export const PHASES = [
   { name: "forward", colour: "var(--operation-F)" },
   { name: "backward", colour: "var(--operation-B)" },
   { name: "recomputation", colour: "var(--operation-K)" },
-  { name: "optimizer", colour: "var(--operation-W)" },
+  { name: "optimizer", colour: "var(--operation-U)" },
 ] as const;
 
 /** `backward, inputs` and `backward, weights` are backward; the gradient norm is the optimizer's. */
 export function colourOf({ phase }: KernelPoint): string {
   const found = PHASES.find(({ name }) => phase.startsWith(name));
-  return found?.colour ?? "var(--operation-W)";
+  return found?.colour ?? "var(--operation-U)";
 }
 
 export const keyOf = ({ segment, phase, name }: KernelPoint): string => `${segment}/${phase}/${name}`;

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { bytesOf, pieceAt, shareAt } from "./holdings.ts";
+import { bytesOf, pieceAt, placeOf, shareAt } from "./holdings.ts";
 
 const curve = {
   pp_rank: 0,
@@ -13,8 +13,21 @@ test("a moment is a piece of the curve", () => {
 });
 
 test("shards stay, and what is gathered passes", () => {
-  expect(shareAt(curve, "parameters", 1)).toEqual({ own: 2, passing: 8 });
-  expect(shareAt(curve, "optimizer", 1)).toEqual({ own: 4, passing: 0 });
-  expect(shareAt(curve, "gradients", 1)).toEqual({ own: 6, passing: 0 });
+  expect(shareAt(curve, "parameters", 1)).toEqual({ own: 2, divided: true, passing: 8 });
+  expect(shareAt(curve, "optimizer", 1)).toEqual({ own: 4, divided: true, passing: 0 });
+  expect(shareAt(curve, "gradients", 1)).toEqual({ own: 6, divided: false, passing: 0 });
   expect(bytesOf(curve, "parameters")).toEqual([2, 10, 2]);
+});
+
+test("no rank's part leaves the box of its state", () => {
+  const undivided = { own: 6, divided: false, passing: 0 };
+  expect([0, 3, 7].map((piece) => placeOf(undivided, 8, piece, 8))).toEqual(Array(3).fill([0.25, 0.75]));
+  const divided = { own: 1, divided: true, passing: 0 };
+  expect([0, 3, 7].map((piece) => placeOf(divided, 8, piece, 8)[0])).toEqual([0, 3 / 8, 7 / 8]);
+  for (const own of [0, 1, 5, 8, 9])
+    for (const piece of [0, 7]) {
+      const [start, long] = placeOf({ own, divided: true, passing: 0 }, 8, piece, 8);
+      expect(start).toBeGreaterThanOrEqual(0);
+      expect(start + long).toBeLessThanOrEqual(1);
+    }
 });

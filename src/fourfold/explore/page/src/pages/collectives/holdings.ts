@@ -10,6 +10,8 @@ const PIECES = new Set(["shard", "grad_shard", "optimizer", "master"]);
 /** Bytes at one piece of a curve: `own` stays where it is; `passing` is whole for a moment, before it is freed or reduced. */
 export interface Share {
   own: number;
+  /** Whether `own` is a rank's piece of what the ranks share. */
+  divided: boolean;
   passing: number;
 }
 
@@ -31,11 +33,25 @@ export function bytesOf(curve: MemoryCurve, group: MemoryGroup): number[] {
   );
 }
 
+/**
+ * Where a rank's own part of a state lies, as shares of the state in full: `[start, length]`. A piece has its rank's place. What is not
+ * divided grows as the backward makes it, from the last segment to the first.
+ */
+export function placeOf(
+  { own, divided }: Share,
+  full: number,
+  piece: number,
+  pieces: number,
+): [number, number] {
+  const long = Math.min(1, own / (full || 1));
+  return [divided ? Math.min(piece / pieces, 1 - long) : 1 - long, long];
+}
+
 /** A group that has no shards is held whole for good: all of it is `own`. */
 export function shareAt(curve: MemoryCurve, group: StateName, piece: number): Share {
   const kinds = kindsOf(curve, group);
   const sharded = kinds.some((kind) => PIECES.has(kind));
-  const found = { own: 0, passing: 0 };
+  const found = { own: 0, divided: sharded, passing: 0 };
   for (const kind of kinds) {
     const size = curve.by_kind_bytes[kind]?.[piece] ?? 0;
     found[PIECES.has(kind) || !sharded ? "own" : "passing"] += size;

@@ -21,11 +21,19 @@ const rank: RankTimeline = {
 };
 
 test("an instruction has the kind of its first word", () => {
-  expect(["F b0 m0", "W b0", "wait R b3", "U b0", "<b>"].map((text) => kinds[kindOf(text)]?.name)).toEqual([
+  expect(
+    ["F b0 m0", "W b0", "wait R b3", "U b0", "<b>", "E> b0 m1", "Z< b0 m0", "M b0", "D> b0 m0"].map(
+      (text) => kinds[kindOf(text)]?.name,
+    ),
+  ).toEqual([
     "forward",
     "weight gradient",
     "waiting",
+    "optimizer",
     "other",
+    "forward",
+    "backward",
+    "optimizer",
     "other",
   ]);
 });

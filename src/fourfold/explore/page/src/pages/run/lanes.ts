@@ -5,8 +5,8 @@ import { palette } from "$generated/palette.ts";
 import { AXES, axisColour, axisName, axisOf } from "$lib/palette.ts";
 import type { Kind, Lane } from "$lib/timeline/lanes.ts";
 
-const OPERATIONS = ["F", "B", "I", "W", "K"] as const;
-const [WAIT, OTHER, FIRST_AXIS] = [5, 6, 7] as const;
+const OPERATIONS = ["F", "B", "I", "W", "K", "U"] as const;
+const [WAIT, OTHER, FIRST_AXIS] = [6, 7, 8] as const;
 export const kinds: readonly Kind[] = [
   ...OPERATIONS.map((op) => ({ name: palette.operation[op].name, colour: `var(--operation-${op})` })),
   { name: "waiting", colour: "var(--time-idle)" },
@@ -26,7 +26,9 @@ export interface StepLane extends Lane {
 export const kindOf = (instruction: string): number => {
   const word = instruction.split(" ", 1)[0] ?? "";
   if (word === "wait") return WAIT;
-  const found = OPERATIONS.indexOf(word as (typeof OPERATIONS)[number]);
+  const found = OPERATIONS.findIndex((op) =>
+    (palette.operation[op].kinds as readonly string[]).includes(word),
+  );
   return found < 0 ? OTHER : found;
 };
 

@@ -3,6 +3,7 @@
 import type { ExplanationDocument, PlanDocument, PricedLayout } from "$generated/documents.ts";
 import { type Progress, search } from "$lib/api/client.ts";
 import { type Setup, textOf, type Value } from "$lib/state/setup.ts";
+import { perCent, precise } from "$lib/units.ts";
 
 /** Options of a setup that a plan does not take. */
 const NOT_OF_PLANS = ["checkpoint_seconds", "restart_seconds", "repair_seconds"];
@@ -76,6 +77,22 @@ function withoutLayout(setup: Setup): Setup {
   const free = Object.entries(setup.overrides).filter(([key]) => !key.startsWith("layout."));
   const options = Object.entries(setup).filter(([key]) => !NOT_OF_PLANS.includes(key));
   return { ...Object.fromEntries(options), overrides: Object.fromEntries(free) } as Setup;
+}
+
+/** Shares by which two times count as the same. */
+const LIKE = 0.0005;
+
+/** How a layout compares with the best, and why a faster one is behind it. */
+export function beside(each: PricedLayout, best: PricedLayout): string {
+  const slower = each.step_seconds / best.step_seconds - 1;
+  if (slower > LIKE) return `${perCent(slower)} slower`;
+  const worse = [];
+  if (each.out_of_memory_probability > best.out_of_memory_probability + 0.005)
+    worse.push(`${perCent(each.out_of_memory_probability, 0)} likely to run out of memory`);
+  if (each.distance > best.distance + 0.05)
+    worse.push(`${precise(each.distance - best.distance)} farther from the nearest measured run`);
+  const why = worse.length > 0 ? `, but ${worse.join(", ")}` : "";
+  return `${slower < -LIKE ? `${perCent(-slower)} faster` : "as fast"}${why}`;
 }
 
 /** A layout that was found, as parameters. */
