@@ -44,7 +44,6 @@ class DeviceRow(MachineDevice):
     """A row of `fourfold list devices --json`."""
 
     kernels: dict[str, float]
-    gemm_recipes: list[str] | None
     host_launch_seconds: float | None
     context_bytes: int | None
     gemm_recipes: list[str] | None

@@ -265,7 +265,6 @@ export interface DeviceRow {
   unit_memory_bytes: number | null;
   power_watts: number | null;
   kernels: Record<string, number>;
-  gemm_recipes: string[] | null;
   host_launch_seconds: number | null;
   context_bytes: number | null;
   gemm_recipes: string[] | null;
