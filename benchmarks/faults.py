@@ -2,6 +2,7 @@
 runs without a fault on a loaded machine, of which no rank may be said to have failed.
 
 python benchmarks/faults.py [--kills 10] [--memory-kills 10] [--stops 10] [--hangs 100] [--storm-steps 2000] [--mean 5] [--ranks 2]
+                            [--regular-steps 400] [--every 100]
                             [--clean-minutes 0] [--load 4]
 """
 
@@ -35,6 +36,7 @@ CLEAN = (
     (4, ("layout.zero=3", "model.hidden_size=512", "model.ffn_size=1376", "checkpoint.every_steps=2")),
 )
 """Ranks and layouts of the runs without a fault; the last two with instructions that take long on a loaded machine."""
+LARGE = ("model.hidden_size=256", "model.ffn_size=688", "model.num_layers=4", "batch.sequence_length=256")
 CLEAN_SECONDS = 90.0
 
 
@@ -139,6 +141,28 @@ def storm(run_file: Path, folder: Path, steps: int, mean: float, ranks: int) -> 
     )
 
 
+def regular(run_file: Path, folder: Path, steps: int, every: int, ranks: int) -> None:
+    """The same run twice, without a fault and with a kill every so many steps: the time to finish. Its steps take some tenths of a
+    second, which leave a restart its share; the shorter a step, the larger that is."""
+    changes = (*LARGE, f"batch.steps={steps}", "faults.restarts=1000")
+    times = []
+    for name in ("regular-undisturbed", "regular-killed"):
+        begun = time.monotonic()
+        with Supervised(run_file, folder / name, *changes, ranks=ranks) as run:
+            for number, step in enumerate(range(every // 2, steps, every) if name == "regular-killed" else ()):
+                run.wait_for_step(step, 3600)
+                run.kill_rank(number % ranks)
+            assert run.finish(3600) == 0, run.printed
+            times.append(time.monotonic() - begun)
+            kills = len(run.events("failure"))
+    equal = left_by(folder / "regular-undisturbed") == left_by(folder / "regular-killed")
+    print(
+        f"a kill every {every} steps: {steps} steps of {times[0] / steps:.2f} s, {kills} kills, equal to the bit: {equal}; "
+        f"{times[0]:.1f} s undisturbed, {times[1]:.1f} s: {times[1] / times[0]:.3f} x",
+        flush=True,
+    )
+
+
 def clean(run_file: Path, folder: Path, minutes: float, load: int) -> None:
     """Runs without a fault, one after another beside `load` processes that compute, and what was said of them."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"]) for _ in range(load)]
@@ -187,6 +211,8 @@ def main() -> None:
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--hangs", type=int, default=100)
     parser.add_argument("--storm-steps", type=int, default=2000)
+    parser.add_argument("--regular-steps", type=int, default=400)
+    parser.add_argument("--every", type=int, default=100, help="steps from one kill to the next of the regular ones")
     parser.add_argument("--mean", type=float, default=5.0)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--clean-minutes", type=float, default=0.0)
@@ -210,6 +236,8 @@ def main() -> None:
             hangs(run_file, folder / "hangs", options.hangs, options.ranks)
         if options.storm_steps:
             storm(run_file, folder, options.storm_steps, options.mean, options.ranks)
+        if options.regular_steps:
+            regular(run_file, folder, options.regular_steps, options.every, options.ranks)
         if options.clean_minutes:
             clean(run_file, folder, options.clean_minutes, options.load)
 

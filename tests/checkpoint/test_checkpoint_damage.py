@@ -74,7 +74,7 @@ def test_the_first_checkpoint_has_none_before_it(tmp_path: Path) -> None:
     check_refused(tmp_path / "step-000001", "there is no earlier checkpoint")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["manifest.json", "rank-00000.safetensors", FILE]),
     st.floats(0, 1, exclude_max=True),
@@ -103,6 +103,17 @@ def test_a_truncated_file(saved: Path) -> None:
     (saved / FILE).write_bytes(data[:-100])
     check_refused(saved, FILE, f"has {len(data) - 100} bytes, not the {len(data)} saved", "step-000001")
     check_refused(saved, FILE, rank=0)  # every rank refuses, not only the one that reads it
+
+
+@pytest.mark.parametrize("size", [1, 512, 4096])
+def test_zeroed_blocks(saved: Path, size: int) -> None:
+    """As a disk leaves them that lost what it had not yet written; in the header and the digests too."""
+    data = (saved / FILE).read_bytes()
+    for start in range(0, len(data), max(size, len(data) // 40)):
+        block = data[start : start + size]
+        if any(block):
+            (saved / FILE).write_bytes(data[:start] + bytes(len(block)) + data[start + len(block) :])
+            check_refused(saved, FILE, "corrupt", "step-000001")
 
 
 def test_a_missing_file(saved: Path) -> None:

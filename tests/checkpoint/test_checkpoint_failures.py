@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,31 @@ def test_a_disk_that_is_really_full(tiny_disk: Path, monkeypatch: pytest.MonkeyP
     (tiny_disk / "filler").unlink()
     assert run.save(tiny_disk, 2, keep=1) == [tiny_disk / "step-000002"] * 4
     assert entries(tiny_disk) == ["step-000002"]
+
+
+def test_a_disk_without_room_for_another_file(tiny_disk: Path) -> None:
+    """Bytes are free; its file system has no place for the name of a file."""
+    Run(2).save(tiny_disk, 1)
+    subprocess.run(["mount", "-o", "remount,nr_inodes=20", str(tiny_disk)], check=True)
+    for number in range(os.statvfs(tiny_disk).f_favail):
+        (tiny_disk / f"filler-{number}").touch()
+    for result in Run(2).save(tiny_disk, 2):
+        assert isinstance(result, RunFailure)
+        assert "its file system takes no more files (it has 20): delete some there" in str(result)
+    assert latest_checkpoint(tiny_disk) == tiny_disk / "step-000001"
+
+
+def test_a_limit_of_a_files_length(root: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        results = Run(3).save(root, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    for result in results:
+        assert "File too large" in str(result)
+        assert "a file of this process may have 3.00 kB: what works: ulimit -f unlimited" in str(result)
+    assert entries(root) == ["step-000001"]
 
 
 @pytest.mark.parametrize("barrier", [1, 2, 3, 4, 5])

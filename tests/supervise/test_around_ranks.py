@@ -1,12 +1,15 @@
 """Faults of what lies around the ranks: the process that forks them, the folder, the output's reader, the machine's memory."""
 
+import ctypes
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,7 +93,7 @@ def test_a_run_whose_folder_is_gone_ends_and_says_so(run_file: Path, tmp_path: P
         out.rename(moved)
         if removed:
             shutil.rmtree(moved)
-        assert run.finish(30) == 1
+        assert run.finish() == 1
         assert f"{out}: " in run.printed
         assert "removed" in run.printed
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -213,3 +216,37 @@ def test_a_rank_that_the_kernel_kills_for_want_of_memory(
         assert (failure["rank"], failure["cause"]) == (1, "memory")
         assert "rank 1 was killed by the kernel" in failure["message"]
         assert left_by(run.out) == undisturbed
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT, WALL = 0x4206, 0x4207, 0x40000000
+
+
+def hold(pid: int) -> None:
+    """Stops a process as a debugger does: nothing but its death ends that."""
+    trace = ctypes.CDLL(None, use_errno=True).ptrace
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        assert trace(request, pid, None, None) == 0, os.strerror(ctypes.get_errno())
+
+    def reap() -> None:
+        with suppress(ChildProcessError):
+            while not os.WIFSIGNALED(os.waitpid(pid, WALL)[1]):
+                pass
+
+    threading.Thread(target=reap, daemon=True).start()
+
+
+@pytest.mark.faults
+def test_a_rank_that_does_not_end_when_it_is_killed(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    """A debugger holds the process that forks ranks, which therefore never learns that a rank has died. The run ends and says so,
+    where it would wait for ever; the same command goes on once the debugger is gone."""
+    out = tmp_path / "run"
+    with Supervised(run_file, out) as run:
+        run.wait_for_step(6)
+        hold(server_of(run))
+        run.signal_rank(1, signal.SIGKILL)
+        assert run.finish() == 1
+        assert "has not ended 30 s after SIGKILL" in run.printed
+        assert "a debugger has stopped it or the process that forks ranks" in run.printed
+    with Supervised(run_file, out) as run:
+        assert run.finish() == 0, run.printed
+        assert left_by(out) == undisturbed

@@ -46,7 +46,7 @@ def test_a_rank_of_either_machine_may_die(run_file: Path, undisturbed, tmp_path:
         leader.wait_for_step(12)
         leader.kill_rank(0)
         assert leader.finish() == 0, leader.printed
-        assert other.finish(10) == 0, other.printed
+        assert other.finish() == 0, other.printed
         assert [(event["rank"], event["cause"]) for event in leader.events("failure")] == [(1, "killed"), (0, "killed")]
         assert left_by(leader.out) == undisturbed
 
@@ -61,7 +61,7 @@ def test_a_machine_that_comes_back_takes_part_again(run_file: Path, undisturbed,
         leader.wait_until(lambda: leader.events("wait"))
         with on_machines(run_file, out, machine=1, port=port) as other:
             assert leader.finish() == 0, leader.printed
-            assert other.finish(10) == 0, other.printed
+            assert other.finish() == 0, other.printed
         assert leader.events("failure")
         assert left_by(out) == undisturbed
 
@@ -73,7 +73,7 @@ def test_a_stopped_rank_of_either_machine_is_named(run_file: Path, undisturbed, 
         leader.wait_for_step(6)
         leader.signal_rank(rank, signal.SIGSTOP)
         assert leader.finish() == 0, leader.printed
-        assert other.finish(10) == 0, other.printed
+        assert other.finish() == 0, other.printed
         (failure,) = leader.events("failure")
         assert (failure["rank"], failure["cause"]) == (rank, "stopped")
         assert f"rank {1 - rank} waits at" in failure["message"]
@@ -85,7 +85,7 @@ def test_a_stopped_rank_of_either_machine_is_named(run_file: Path, undisturbed, 
 def test_a_rank_of_another_machine_that_hangs_is_named(run_file: Path, undisturbed, tmp_path: Path, fault: str) -> None:
     with two_machines(run_file, tmp_path / "run", fault=fault) as (leader, other):
         assert leader.finish() == 0, leader.printed
-        assert other.finish(10) == 0, other.printed
+        assert other.finish() == 0, other.printed
         (failure,) = leader.events("failure")
         assert (failure["rank"], failure["cause"]) == (1, "looping" if fault.startswith("loop") else "hung")
         assert left_by(leader.out) == undisturbed
@@ -101,7 +101,7 @@ def test_sigterm_on_any_machine_saves_and_stops_all(
         machines[0].wait_for_step(6)
         for machine in asked:
             machines[machine].process.send_signal(signal.SIGTERM)
-        assert [machine.finish(10) for machine in machines] == [143, 143], machines[0].printed
+        assert [machine.finish() for machine in machines] == [143, 143], machines[0].printed
         assert machines[0].events("stop")
         assert "--nodes 2 --node-rank 0 --master 127.0.0.1:" in machines[0].printed, "the command that goes on"
     with two_machines(run_file, tmp_path / "run") as machines:
@@ -113,7 +113,7 @@ def test_sigterm_on_any_machine_saves_and_stops_all(
 def test_a_fault_that_recurs_stops_all_machines_with_its_cause(run_file: Path, tmp_path: Path) -> None:
     with two_machines(run_file, tmp_path / "run", fault="exit:1:7:99") as (leader, other):
         assert leader.finish() == 1, leader.printed
-        assert other.finish(10) == 1, other.printed
+        assert other.finish() == 1, other.printed
         assert "rank 1: sys.exit(0) in mid-run" in leader.printed
         assert "failed at step 7 3 times in a row" in leader.printed
         assert "rank 1: sys.exit(0) in mid-run" in other.printed
@@ -168,7 +168,7 @@ def test_a_spare_machine_takes_the_place_of_one_that_leaves(run_file: Path, undi
             assert not (out / "progress-2.bin").exists(), "a spare machine trains nothing"
             other.process.kill()
         assert leader.finish() == 0, leader.printed
-        assert spare.finish(10) == 0, spare.printed
+        assert spare.finish() == 0, spare.printed
         assert (out / "progress-2.bin").exists()
         assert leader.events("wait") == []
     assert left_by(out) == undisturbed
@@ -183,7 +183,7 @@ def test_two_supervisors_that_claim_one_number_end_the_run(run_file: Path, tmp_p
         try:
             assert leader.finish() == 1, leader.printed
             assert "say that they are machine 1" in leader.printed
-            assert other.finish(10) == 1, other.printed
+            assert other.finish() == 1, other.printed
         finally:
             twin.kill()
             twin.wait()

@@ -168,7 +168,7 @@ def test_a_machine_that_is_lost_with_its_memory(run_file: Path, tmp_path: Path, 
         leader.wait_until(lambda: leader.events("wait"))
         with on_machines(run_file, out, *MEMORY, *layout, machine=1, port=port) as other:
             assert leader.finish() == 0, leader.printed
-            assert other.finish(10) == 0, other.printed
+            assert other.finish() == 0, other.printed
         ((step, source),) = resumed(leader)
         assert source == "memory", leader.printed
         assert 0 <= leader.events("failure")[0]["step"] - step <= 2

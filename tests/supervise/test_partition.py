@@ -71,7 +71,7 @@ def test_two_seconds_without_frames_cost_nothing(machines, run_file, undisturbed
         time.sleep(2.0)
         machines.join()
         assert leader.finish() == 0, leader.printed
-        assert other.finish(10) == 0, other.printed
+        assert other.finish() == 0, other.printed
         assert leader.events("failure") == []
     assert left_by(tmp_path / "run") == left_by(undisturbed)
 
@@ -83,12 +83,12 @@ def test_a_run_waits_until_the_partition_heals(machines, run_file, undisturbed, 
         machines.part()
         leader.wait_until(lambda: leader.events("wait"))
         other.wait_until(lambda: "machine 0 has not answered" in other.printed)
-        other.wait_until(lambda: gone(theirs), 5)
+        other.wait_until(lambda: gone(theirs))
         time.sleep(5.0)
         assert leader.pids == [], "nobody trains"
         machines.join()
         assert leader.finish() == 0, leader.printed
-        assert other.finish(20) == 0, other.printed
+        assert other.finish() == 0, other.printed
         (failure,) = leader.events("failure")
         assert failure["cause"] == "machine"
         assert "has not answered for 5" in failure["message"]
@@ -106,13 +106,13 @@ def test_the_side_that_leads_goes_on_alone_and_takes_the_other_in_again(
         machines.part()
         leader.wait_until(lambda: leader.events("resize"))
         leader.ranks = 1
-        other.wait_until(lambda: gone(theirs), 5)
+        other.wait_until(lambda: gone(theirs))
         at = leader.events("resize")[0]["step"]
         leader.wait_for_step(at + 30)
         machines.join()
         leader.wait_until(lambda: len(leader.events("resize")) == 2)
         assert leader.finish() == 0, leader.printed
-        assert other.finish(20) == 0, other.printed
+        assert other.finish() == 0, other.printed
         assert [event["ranks"] for event in leader.events("resize")] == [1, 2]
         assert "machine 1" in leader.events("resize")[0]["message"]
         committed_once(tmp_path / "run", leader)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ threads_per_rank = 1
 sample_tokens = 0
 evaluate_sequences = 4
 """
+GUARD_SECONDS = 280.0
+"""After which a test no longer waits for what never comes; no law, so that a loaded machine breaks none."""
 FAULTY = Path(__file__).with_name("faulty")
 KEYS = ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "validation_loss")
 
@@ -109,7 +112,7 @@ class Supervised:
         found = [position.pid for position in self.positions]
         return found if len(found) == self.ranks and all(found) else []
 
-    def wait_until(self, condition: Callable[[], Any], seconds: float = 60.0) -> float:
+    def wait_until(self, condition: Callable[[], Any], seconds: float = GUARD_SECONDS) -> float:
         """The time that it took."""
         begun = time.monotonic()
         while not condition():
@@ -118,7 +121,7 @@ class Supervised:
             time.sleep(0.005)
         return time.monotonic() - begun
 
-    def wait_for_step(self, step: int, seconds: float = 60.0) -> float:
+    def wait_for_step(self, step: int, seconds: float = GUARD_SECONDS) -> float:
         """Until all ranks are in a step past `step`."""
         return self.wait_until(lambda: self.pids and min(p.step for p in self.positions) > step, seconds)
 
@@ -144,11 +147,39 @@ class Supervised:
         now = self.pids
         return bool(now) and not set(now) & set(old)
 
-    def finish(self, seconds: float = 120.0) -> int:
+    def finish(self, seconds: float = GUARD_SECONDS) -> int:
         return self.process.wait(seconds)
+
+    def seconds_to_finish(self) -> tuple[int, float]:
+        """The exit code, and the time until then less the time in which processes of this launch waited for a processor that others
+        had."""
+        pids = with_children(self.process.pid)
+        begun = time.monotonic()
+        before = {pid: queued_seconds(pid) for pid in pids}
+        last = dict(before)
+        while (code := self.process.poll()) is None and time.monotonic() - begun < GUARD_SECONDS:
+            last = {pid: max(last[pid], queued_seconds(pid)) for pid in pids}
+            time.sleep(0.01)
+        assert code is not None, self.printed
+        return code, time.monotonic() - begun - sum(last[pid] - before[pid] for pid in pids)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_lines(self.out / "events.jsonl") if row["event"] == kind]
+
+
+def with_children(pid: int) -> list[int]:
+    """A process, the ones that it started, and theirs."""
+    started = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [pid, *(each for text in started for child in text for each in with_children(int(child)))]
+
+
+def queued_seconds(pid: int) -> float:
+    """For how long the threads of a process have waited for a processor while they could have run; 0 where it has ended."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError, IndexError):
+            total += int(path.read_text().split()[1])
+    return total / 1e9
 
 
 def on_machines(

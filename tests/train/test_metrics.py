@@ -23,6 +23,18 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "left", [b"\0" * 4096, b"\xff\xfe{", b"[" * 10**6, b"7", b'{"step": "x"}', b'{"loss": 1}', b"\xe2\x80\xa8"]
+)
+def test_bytes_that_a_power_cut_left_are_dropped(tmp_path, left) -> None:
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": n, "loss": 1 / (n + 3), "validation_loss": None} for n in range(3)]
+    lines = [json.dumps(row).encode() + b"\n" for row in rows]
+    path.write_bytes(lines[0] + left + b"\n" + b"".join(lines[1:]) + left)
+    truncate_after(path, 9)
+    assert path.read_bytes() == b"".join(lines)
+
+
 def test_steps_and_events_are_json_lines(tmp_path) -> None:
     log = RunLog(tmp_path, config(), 0)
     log.step(STEP)

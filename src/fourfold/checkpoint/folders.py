@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -143,6 +144,20 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def room_advice(folder: Path, needed_bytes: int) -> str:
+    """The advice that makes room for so many bytes where a folder takes no more. Bytes may be free and yet no file, or not so many
+    in one file."""
+    elsewhere = "set checkpoint.directory to a folder on another disk"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and limit < needed_bytes:
+        return f"a file of this process may have {format_bytes(limit)}: what works: ulimit -f unlimited"
+    with suppress(OSError):
+        found = os.statvfs(folder)
+        if found.f_files and not found.f_favail:
+            return f"its file system takes no more files (it has {found.f_files}): delete some there, or {elsewhere}"
+    return f"free space there, or {elsewhere.replace('another', 'a larger')}"
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:

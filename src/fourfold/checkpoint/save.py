@@ -256,14 +256,17 @@ def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> SaveFailure
             held_bytes += path.stat().st_size
     texts = sorted(set(filter(None, texts)))
     if not texts:
-        texts, full = ["a rank failed and could not write why, as on a full disk"], True
+        texts, full = (
+            ["a rank failed and could not write why, as on a full disk or where somebody removed the folder"],
+            True,
+        )
     try:
         free = f"{folders.format_bytes(folders.free_bytes(folder.parent) + held_bytes)} are free"
     except OSError:
         free = "how many are free is unknown"
     latest = folders.latest_checkpoint(folder.parent)
     standing = f"the newest complete checkpoint is {latest.name}" if latest else "there is no earlier checkpoint"
-    cure = "free space there, or set checkpoint.directory to a folder on a larger disk"
+    cure = folders.room_advice(folder.parent, needed_bytes)
     if not full:
         cure = "if the folder is at fault, set checkpoint.directory to one that all ranks share and can write"
     return (FullDisk if full else SaveFailure)(

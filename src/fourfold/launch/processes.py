@@ -14,6 +14,9 @@ from fourfold.launch.run_folder import RunFolder
 
 FINISHED, STOPPED = 0, 3
 """Exit codes of a worker: it came to the end; it stopped by request, after saving."""
+_POLL_SECONDS = 0.002
+_DEATH_SECONDS = 30.0
+"""How long a rank that was killed may still be there: the kernel ends none that waits for a device or is frozen."""
 
 
 class LocalRanks:
@@ -122,9 +125,17 @@ class LocalRanks:
             self.ask()
 
     def kill(self) -> None:
-        """Ends every rank and what it started, at once."""
+        """Ends every rank and what it started, at once. Raises `RunFailure` where one is still there `_DEATH_SECONDS` later."""
         self.was_killed |= self.alive()
         for process in self._processes.values():
             kill_session(process)
-        for process in self._processes.values():
-            process.wait()
+        deadline = time.monotonic() + _DEATH_SECONDS
+        while staying := [rank for rank, process in self._processes.items() if process.poll() is None]:
+            if time.monotonic() > deadline:
+                rank, self._processes = staying[0], {}  # nobody waits for them again
+                raise RunFailure(
+                    f"rank {rank} has not ended {_DEATH_SECONDS:.0f} s after SIGKILL: it waits for a disk that does not answer, or "
+                    f"somebody has frozen it, or a debugger has stopped it or the process that forks ranks; once that is over, the "
+                    f"same command goes on"
+                )
+            time.sleep(_POLL_SECONDS)

@@ -58,7 +58,7 @@ class Judge:
         self._grace_seconds = grace_seconds
         self._fleet = fleet
         self._ticked = 0.0
-        self._there = time.monotonic() if folder.run_file.exists() else math.inf
+        self._missed = 0.0 if folder.run_file.exists() else math.inf
 
     @property
     def received(self) -> list[int]:
@@ -119,14 +119,16 @@ class Judge:
         return None if restarts else self._outcome(generation)
 
     def _folder_gone_for(self) -> float:
-        """Seconds since the run's folder was last seen; 0 while it is there."""
+        """Seconds since a look first missed the run's folder, and all since; 0 while it is there. Between two looks nobody knows:
+        this process may have been held up."""
         try:
             self._folder.run_file.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return time.monotonic() - self._there
+            self._missed = self._missed or time.monotonic()
+            return time.monotonic() - self._missed
         except OSError:  # another reason not to see it, which may pass
             pass
-        self._there = time.monotonic()
+        self._missed = 0.0
         return 0.0
 
     def _pass_signals_on(self, generation: Generation) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fourfold.config import RunConfig, UserError
-from fourfold.config.json_lines import JsonLines
+from fourfold.config.json_lines import JsonLines, read_jsonl
 from fourfold.config.whole_file import write_whole
 
 EVENTS = "events.jsonl"
@@ -35,17 +35,11 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drops the lines of steps at or past `step`, which a resumed run will write again, and a torn last line."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] < step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError, TypeError):
-            continue
-    write_whole(path, "".join(kept))
+    """Drops the lines of steps at or past `step`, which a resumed run will write again, and what is no step: a torn last line, or
+    the zeros and foreign bytes that a power cut leaves."""
+    if path.exists():
+        rows = [row for row in read_jsonl(path) if isinstance(row.get("step"), int) and row["step"] < step]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class RunLog:

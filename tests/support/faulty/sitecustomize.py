@@ -6,10 +6,13 @@ With in_turn, every STEP steps something else hangs, on each of RANK ranks in tu
 """
 
 import ctypes
+import errno
 import os
 import signal
+import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 what, rank, step, times = (os.environ.get("FOURFOLD_TEST_FAULT") or ":::").split(":")
@@ -49,11 +52,47 @@ def fail(kind: str) -> None:
                 library.pthread_mutex_lock(mutex)
         case "memory":
             _ = bytearray(b"\1") * (256 << 20)
+        case "disk":
+            fail_every_sync()
+        case "sockets":
+            for name in os.listdir("/proc/self/fd"):
+                with suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                        os.close(int(name))
         case "fifo":
             path = Path(os.environ["FOURFOLD_TEST_COUNTER"]) / "fifo"
             path.unlink(missing_ok=True)
             os.mkfifo(path)
             path.read_bytes()
+
+
+_FSYNC = {"x86_64": (74, 0xC000003E), "aarch64": (82, 0xC00000B7)}
+"""By machine: the number of the system call, and the kernel's name of the architecture."""
+
+
+def fail_every_sync() -> None:
+    """From now on the kernel answers every fsync of this thread, and of threads that it starts, with EIO, as a bad disk does."""
+    number, architecture = _FSYNC[os.uname().machine]
+    program = b"".join(
+        struct.pack("HBBI", *each)
+        for each in (
+            (0x20, 0, 0, 4),  # load the architecture
+            (0x15, 0, 2, architecture),
+            (0x20, 0, 0, 0),  # load the number of the call
+            (0x15, 1, 0, number),
+            (0x06, 0, 0, 0x7FFF0000),  # allow
+            (0x06, 0, 0, 0x00050000 | errno.EIO),  # answer with this error
+        )
+    )
+    code = ctypes.create_string_buffer(program)
+    table = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
+    library = ctypes.CDLL(None, use_errno=True)
+    for option, *values in (
+        (38, 1, 0),
+        (22, 2, ctypes.addressof(table)),
+    ):  # no new privileges; a filter of system calls
+        if library.prctl(option, *map(ctypes.c_ulong, values), 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
 
 
 IN_TURN = ("skip", "loop", "sleep", "stop")
@@ -81,7 +120,7 @@ def install() -> None:
             time.sleep(0.05)
         elif what == "crawl" and os.environ.get("RANK") == rank and crawls(at):
             time.sleep(0.1)
-        elif kind := due(at, "exit", "leave", "error", "sleep", "gil", "fifo", "memory"):
+        elif kind := due(at, "exit", "leave", "error", "sleep", "gil", "fifo", "memory", "disk", "sockets"):
             fail(kind)
         elif due(at, "stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
