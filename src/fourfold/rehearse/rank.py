@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +11,7 @@ from fourfold.config.optimizers import OptimizerSection
 from fourfold.data.batches import Batch
 from fourfold.layout import FlatLayout
 from fourfold.model import torch_operations
-from fourfold.model.operations import Operations
+from fourfold.model.operations import Operations, with_operations
 from fourfold.model.recorder.operations import even_counts
 from fourfold.program import Instruction, Program, memory_peak
 from fourfold.program.view import RankView
@@ -138,7 +136,7 @@ def _operations(journal: Journal) -> Operations:
         journal.wait("host_counts: rows to each expert")
         return even_counts(parts, rows)
 
-    return cast(Operations, SimpleNamespace(**{**vars(torch_operations), "host_counts": host_counts}))
+    return with_operations(torch_operations, {"host_counts": host_counts})
 
 
 def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:
