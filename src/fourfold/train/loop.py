@@ -24,6 +24,7 @@ from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.finite import FirstBadTensor
+from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
@@ -101,7 +102,10 @@ class Training:
             *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
             operations=self.matmuls.among(self.attention.operations),
             locate_nan=self.config.faults.locate_nan,
+            fixed=self.config.run.cuda_graphs,
         )
+        check_graphs(self.config, self.spec, context.device, self.attention.backend.name)
+        self.graph = StepGraph(self.executor, self.program, capture_cuda)
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
         self.skips = SkippedSteps(self.config)
@@ -237,10 +241,13 @@ class Training:
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(program, feed, lr)
-            if observer is None and program is self.program:
-                self.clock.begin(self.step)
-                observer = self.clock
-            result = self.executor.run(program, feed, lr, observer)
+            plain = observer is None and program is self.program
+            if plain and self.config.run.cuda_graphs:
+                result = self.graph.run(feed, lr)
+            else:
+                if plain:
+                    self.clock.begin(self.step)
+                result = self.executor.run(program, feed, lr, self.clock if plain else observer)
         except StepTimeout as error:
             raise self._explain(error, program) from error
         if self.context.device.type == "cuda":
