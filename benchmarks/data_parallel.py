@@ -40,7 +40,7 @@ PAIRS = [
     ("fourfold_zero3", "local"),
 ]
 PEER_PAIRS = [(name, "local") for name in PEERS if name != "local"]
-CONTENDERS = [*(f"fourfold_zero{zero}" for zero in range(4)), *PEERS]
+CONTENDERS = [*(f"fourfold_zero{zero}{library}" for zero in range(4) for library in ("", "_onednn")), *PEERS]
 LOSS_TOLERANCE = 1e-5
 NORM_TOLERANCE = 1e-4  # relative; torch sums an fp32 norm over 1e6 elements to some 1e-5
 
@@ -129,6 +129,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=2, help="untimed steps of each contender beforehand")
     parser.add_argument("--only", action="extend", nargs="+", default=[], metavar="NAME|A:B")
     parser.add_argument("--peers-only", action="store_true", help="leave fourfold out")
+    parser.add_argument("--processor-seconds", action="store_true", help="of a rank's threads, beside other work")
     parser.add_argument("--no-inspect", action="store_true", help="skip the parity check and the memory figures")
     parser.add_argument("--no-timing", action="store_true", help="the parity check and the memory figures alone")
     parser.add_argument("--sequences-per-rank", type=int, default=default.sequences_per_rank)
@@ -152,7 +153,8 @@ def work_of(options: argparse.Namespace, ranks: int) -> Work:
         ffn_size=options.ffn_size,
         max_position=options.sequence_length,
     )
-    return Work(shape, ranks, options.sequences_per_rank, options.sequence_length, options.learning_rate, options.seed)
+    sizes = options.sequences_per_rank, options.sequence_length
+    return Work(shape, ranks, *sizes, options.learning_rate, options.seed, options.processor_seconds)
 
 
 def main() -> None:

@@ -7,12 +7,15 @@ from torch import Tensor
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, Layout, resolve_layout
+from fourfold.model import torch_operations
 from fourfold.model.environment import Microbatch
+from fourfold.model.operations import Operations
 from fourfold.model.rope_tables import rope_tables
 from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, shard_pieces
+from fourfold.runtime.matmuls import by_onednn, faster_by_onednn, measure, processor_clock, step_matmuls
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import build_units, share_parameters
 from peers import BETAS, CLIP_NORM, EPS, WEIGHT_DECAY, Peer
@@ -25,7 +28,7 @@ class Fourfold(Peer):
     The default process group (gloo) exists already; `weights` bear Hugging Face's names and are the caller's, so they are
     copied. A step sets `gradient_norm` and returns the loss, as `Peer` says. `sequences`: of the global batch when a step is given
     all of it; None: a step is given this rank's rows alone, all of them one microbatch. `model`: a `[model]` section instead of
-    `shape`.
+    `shape`. `chooses_matmuls`: whether oneDNN computes those that it is faster at, as in a run that is long enough.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Fourfold(Peer):
         length: int,
         sequences: int | None = None,
         model: dict | None = None,
+        chooses_matmuls: bool = False,
     ):
         self.name, self.learning_rate, self.takes_part = name, learning_rate, sequences is not None
         ranks, self.rank = dist.get_world_size(), dist.get_rank()
@@ -61,7 +65,10 @@ class Fourfold(Peer):
 
         units = build_units(view, self.rank, config.optimizer, device, fill)
         share_parameters(self.spec, units, self.groups)
-        self.executor = Executor(view, units, self.groups, config.optimizer, device, self.rank)
+        operations: Operations = torch_operations
+        if chooses_matmuls:
+            operations = by_onednn(operations, faster_by_onednn(measure(step_matmuls(self.program), processor_clock)))
+        self.executor = Executor(view, units, self.groups, config.optimizer, device, self.rank, operations=operations)
         self.tables = rope_tables(resolved, length, torch.float32, device)
 
     def data(self, tokens: Tensor, targets: Tensor) -> "OwnPart":

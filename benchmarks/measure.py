@@ -33,6 +33,8 @@ class Work:
     sequence_length: int = 512
     learning_rate: float = 3e-4
     seed: int = 0
+    processor_seconds: bool = False
+    """Whether a step's seconds are those of the rank's own threads, where other work shares the machine."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -42,9 +44,12 @@ class Work:
         """Build one by name, from the same initial weights as all others."""
         weights = initial_weights(self.shape, self.seed)
         if name.startswith("fourfold_zero"):
-            layout = {"dp_shard": self.ranks, "zero": int(name.removeprefix("fourfold_zero"))}
-            layout["microbatch_sequences"] = self.sequences_per_rank
-            return Fourfold(name, self.shape, weights, self.learning_rate, layout, self.sequence_length)
+            zero, _, library = name.removeprefix("fourfold_zero").partition("_")
+            layout = {"dp_shard": self.ranks, "zero": int(zero), "microbatch_sequences": self.sequences_per_rank}
+            return Fourfold(
+                *(name, self.shape, weights, self.learning_rate, layout, self.sequence_length),
+                chooses_matmuls=library == "onednn",
+            )
         return PEERS["local" if name == REFERENCE else name](self.shape, weights, self.learning_rate)
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -78,13 +83,14 @@ class Progress:
         print(f"{text}  [{left / 60:.1f} min left]", flush=True)
 
 
-def timed_steps(peer: Peer, batches: list[tuple[Tensor, Tensor]]) -> float:
+def timed_steps(work: Work, peer: Peer, batches: list[tuple[Tensor, Tensor]]) -> float:
     """Seconds a step over `batches`, as the slowest rank sees it; all ranks start together."""
+    clock = time.process_time if work.processor_seconds else time.perf_counter
     dist.barrier()
-    start = time.perf_counter()
+    start = clock()
     for tokens, targets in batches:
         peer.step(tokens, targets)
-    seconds = torch.tensor((time.perf_counter() - start) / len(batches), dtype=torch.float64)
+    seconds = torch.tensor((clock() - start) / len(batches), dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     return seconds.item()
 
@@ -95,13 +101,13 @@ def compare(
     """Seconds a step of both contenders, one value a pair: A B, B A, A B ..., so that a drift of the machine cancels."""
     contenders = [work.contender(name) for name in names]
     for peer in contenders:
-        timed_steps(peer, [work.batch(rank, step) for step in range(warmup)])
+        timed_steps(work, peer, [work.batch(rank, step) for step in range(warmup)])
     progress.done_steps += 2 * warmup
     seconds: list[list[float]] = [[], []]
     for pair in range(pairs):
         batches = [work.batch(rank, warmup + pair * steps + step) for step in range(steps)]
         for side in (0, 1) if pair % 2 == 0 else (1, 0):
-            seconds[side].append(timed_steps(contenders[side], batches))
+            seconds[side].append(timed_steps(work, contenders[side], batches))
         progress.done_steps += 2 * steps
         if rank == 0:
             a, b = seconds[0][-1], seconds[1][-1]

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdp2_hooks import use_exchange
 from fused_llama import fuse
+from onednn_linear import use_faster_library
 from plain_llama import PlainLlama, Shape
 
 BETAS = (0.9, 0.95)
@@ -22,6 +23,8 @@ EPS = 1e-8
 WEIGHT_DECAY = 0.1
 CLIP_NORM = 1.0
 DDP_BUCKET_MIB = 25
+MEASURED_TOKENS = 512
+"""Tokens of the products on which libraries are compared."""
 
 
 class Peer:
@@ -108,12 +111,28 @@ class Local(TorchPeer):
         return loss.item()
 
 
+class FasterMatmuls(Local):
+    """The same with matmuls by oneDNN where it is faster than MKL."""
+
+    def wrap(self, model: PlainLlama) -> nn.Module:
+        use_faster_library(model, tokens=MEASURED_TOKENS)
+        return model
+
+
 class Compiled(Local):
     """The same through torch.compile: Inductor's fused loops between the matmuls."""
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         compiled: nn.Module = torch.compile(model)
         return compiled
+
+
+class CompiledFasterMatmuls(Compiled):
+    """Both."""
+
+    def wrap(self, model: PlainLlama) -> nn.Module:
+        use_faster_library(model, tokens=MEASURED_TOKENS)
+        return super().wrap(model)
 
 
 class DDP(TorchPeer):
@@ -236,6 +255,8 @@ def deepspeed_config(stage: int, block_elements: int) -> dict:
 PEERS: dict[str, Callable[[Shape, dict[str, Tensor], float], Peer]] = {
     "local": partial(Local, "local"),
     "local_compiled": partial(Compiled, "local_compiled"),
+    "local_onednn": partial(FasterMatmuls, "local_onednn"),
+    "local_compiled_onednn": partial(CompiledFasterMatmuls, "local_compiled_onednn"),
     "ddp": partial(DDP, "ddp"),
     "fsdp2_zero2": partial(FSDP2, "fsdp2_zero2", reshard=False),
     "fsdp2": partial(FSDP2, "fsdp2", reshard=True),

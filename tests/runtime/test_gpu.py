@@ -14,6 +14,7 @@ from fourfold.program import RankView, lower_step, memory_peak, rank_view, resol
 from fourfold.runtime import executor as executor_module
 from fourfold.runtime.device import read_back, to_device
 from fourfold.runtime.executor import Executor
+from fourfold.runtime.graph import StepGraph, capture_cuda
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters
 from tests.support.parity_ranks import worst
@@ -40,7 +41,7 @@ class OnDevice:
         return Microbatch(*tensors, b.document_lengths)
 
 
-def _executor(table: dict, device: torch.device) -> tuple[Any, RankView, Executor]:
+def _executor(table: dict, device: torch.device, fixed: bool = False) -> tuple[Any, RankView, Executor]:
     config = parse_run(table)
     model = resolve_model(config.model)
     spec = resolve_step(config, model, resolve_layout(config, model, 1), "native")
@@ -49,7 +50,7 @@ def _executor(table: dict, device: torch.device) -> tuple[Any, RankView, Executo
         view, 0, config.optimizer, device, lambda flat, i, out: out.copy_(_initial(flat, i, config.run.seed, out))
     )
     share_parameters(spec, units, {})
-    return config, view, Executor(view, units, {}, config.optimizer, device)
+    return config, view, Executor(view, units, {}, config.optimizer, device, fixed=fixed)
 
 
 def _train(table: dict) -> tuple[list[float], dict[str, torch.Tensor], int, int]:
@@ -101,6 +102,19 @@ def test_predicted_peak_is_the_allocators(compute: str) -> None:
     )
     _, _, peak, predicted = _train(table)
     assert predicted == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_replayed_steps_are_eager_steps(compute: str) -> None:
+    """The losses of steps that a CUDA graph replays, under learning rates that change."""
+    device, losses = torch.device("cuda", 0), []
+    for eager_steps in (3, 6):
+        config, view, executor = _executor(run_table(precision={"compute": compute}), device, fixed=True)
+        graph = StepGraph(executor, lower_step(view), capture_cuda, eager_steps)
+        sizes, vocab = (config.batch.global_sequences, config.batch.sequence_length), view.spec.model.vocab_size
+        data = [OnDevice(RankData(global_batch(step, *sizes, vocab, False), view.spec, 0), device) for step in range(6)]
+        losses.append([graph.run(each, 1e-3 * (step + 1)).loss for step, each in enumerate(data)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])

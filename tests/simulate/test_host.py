@@ -4,13 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from fourfold.config import parse_run
 from fourfold.cost.fitted import fitted
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
+from fourfold.layout import resolve_layout
 from fourfold.program.instruction import Op
 from fourfold.program.launches import step_launches, waits_of_host, work_launches
-from fourfold.program.spec import StepSpec
+from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.critical_path import HOST, critical_path
 from fourfold.simulate.prediction import predict_step
+from fourfold.simulate.run_prices import prices_for, replaying
 from fourfold.simulate.step import Simulation, simulate
+from tests.support.parity_runs import run_table
 from tests.support.programs import MIXTRAL, make_spec
 from tests.support.simulated import real_prices
 
@@ -100,3 +106,25 @@ def test_unknown_hosts_are_looked_at_pass_by_pass() -> None:
     found = _simulated(PIPELINE, 0.0)
     assert not any(times.host for times in found.times.ranks)
     assert found.seconds == predict_step(PIPELINE, found.prices).seconds
+
+
+def test_a_replayed_step_waits_for_no_host() -> None:
+    """As a CUDA graph a step is what the device alone takes."""
+    own = replaying(fitted().software("fourfold"))
+    prices = real_prices(TINY)
+    kernels = fitted().kernels(prices.cluster.device.key, own)
+    found = simulate(TINY, replace(prices, software=own, kernels=kernels))
+    assert found.spent[0].get(HOST, 0.0) == 0.0
+    assert found.seconds == pytest.approx(_simulated(TINY, 1e-12, 0.0).seconds, rel=0.05)
+    assert found.seconds < 0.6 * _simulated(TINY).seconds
+
+
+def test_a_run_file_asks_for_it() -> None:
+    table = run_table(layout={"microbatch_sequences": 4})
+    costs = []
+    for graphs in (False, True):
+        config = parse_run({**table, "run": {"cuda_graphs": graphs}})
+        model = resolve_model(config.model)
+        spec = resolve_step(config, model, resolve_layout(config, model, 1), "native")
+        costs.append(prices_for(config, spec, load_cluster("dgx-h100:1")).software.host_launch_seconds)
+    assert costs[0] > costs[1] == 0.0

@@ -1,7 +1,5 @@
 """All ranks take the same back end of attention, by the slowest rank's times; a run file or a checkpoint may name it."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from fourfold.flash.backends import BACKENDS, TILED, AttentionBackend, Attention
 from fourfold.train.attention_choice import Chosen, attention_case, choose_attention
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
+from tests.support.thread_ranks import ThreadRank, on_thread_ranks
 from tests.support.training_ranks import start_training
 from tests.train.test_training import corpus, finish, lines, make_run
 
@@ -26,34 +25,6 @@ INFINITE = float("inf")
 NAMES = ("one", "two", "three")
 
 
-class Together:
-    """Ranks that are threads, and agree by waiting for each other."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.barrier, self.values = size, threading.Barrier(size, timeout=20), [None] * size  # type: ignore[var-annotated]
-
-    def share(self, rank: int, value: Any) -> list[Any]:
-        self.values[rank] = value
-        self.barrier.wait()
-        found = list(self.values)
-        self.barrier.wait()
-        return found
-
-
-class ThreadRank:
-    def __init__(self, rank: int, together: Together) -> None:
-        self.rank, self.world_size, self.together = rank, together.size, together
-
-    def least(self, value: int) -> int:
-        return min(self.together.share(self.rank, value))
-
-    def most(self, values: list[float]) -> list[float]:
-        return [max(each) for each in zip(*self.together.share(self.rank, values), strict=True)]
-
-    def tell(self, text: str, source: int) -> str:
-        return self.together.share(self.rank, text)[source]
-
-
 def _fails(*args: Any) -> Any:
     raise RuntimeError("broken")
 
@@ -62,9 +33,9 @@ def _choose(
     folder: Path, times: list[dict[str, float]], named: str = "auto", recorded: str = "", measures: bool = True
 ) -> list[Chosen]:
     """Every rank's choice. `times`: of each rank, by name; a back end of infinite time fails there."""
-    together = Together(len(times))
 
-    def run(rank: int) -> Chosen:
+    def run(context: ThreadRank) -> Chosen:
+        rank = context.rank
         own: dict[str, AttentionBackend] = {}
         for name in NAMES:
             broken = times[rank][name] == INFINITE
@@ -72,12 +43,9 @@ def _choose(
         working = iter([each for each in times[rank].values() if each < INFINITE])
         cache = folder / f"{rank}.json"
         own = {**own, "flash": BACKENDS["flash"]} if not measures else own
-        return choose_attention(
-            *(CASE, own, ThreadRank(rank, together), named, recorded, cache, lambda call: next(working), measures)
-        )
+        return choose_attention(*(CASE, own, context, named, recorded, cache, lambda call: next(working), measures))
 
-    with ThreadPoolExecutor(len(times)) as pool:
-        return list(pool.map(run, range(len(times))))
+    return on_thread_ranks(len(times), run)
 
 
 def _times(one: float, two: float, three: float) -> dict[str, float]:

@@ -105,19 +105,27 @@ def _importing(is_alone: bool) -> Iterator[Started | None]:
 
 
 def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
+    import torch
+
     from fourfold.api.training import check_request
     from fourfold.launch.resolve import resolve_run, stated_vocab_size
-    from fourfold.rehearse.run import rehearse
+    from fourfold.rehearse.run import rehearse, rehearse_graphs
     from fourfold.report.format_rehearsal import rehearsal_lines
     from fourfold.report.format_run import layout_line, model_line, transport_lines
     from fourfold.report.screen import print_screen
+    from fourfold.runtime.graph import check_graphs
 
     config = load_run(run, overrides)
     check_request(config, ranks)
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), "native")
+    if config.run.cuda_graphs:
+        check_graphs(
+            config, resolved.spec, torch.device("cuda"), "flash" if resolved.spec.compute == "bf16" else "tiled"
+        )
+        rehearse_graphs(resolved.spec, config.optimizer)
     results = rehearse(resolved.spec, config.optimizer)
     lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved, "a rehearsal"), ""]
-    print_screen([*lines, *rehearsal_lines(results, resolved.layout.world_size)])
+    print_screen([*lines, *rehearsal_lines(results, resolved.layout.world_size, config.run.cuda_graphs)])
     return 0
 
 

@@ -24,6 +24,9 @@ AttentionBackendName = Literal[
 ]
 
 
+MatmulBackendName = Literal["auto", "torch", "onednn"]
+
+
 class CorpusPart(Section):
     """One corpus of a blend."""
 
@@ -212,6 +215,13 @@ class RunSection(Section):
     attention_backend: AttentionBackendName = "auto"
     """Kernels of attention. `auto`: on CUDA the fastest that computes this run's attention right, measured once for a device and
     its shapes; on a processor, and by name, `flash` is PyTorch's FlashAttention. See docs/flash-attention.md."""
+    cuda_graphs: bool = False
+    """Whether a step is captured as a CUDA graph and replayed, so that the host starts no kernels one by one. For models without
+    experts and without `data.document_mask`, with AdamW or SGD. No instruction of a step can then be watched or timed by itself."""
+    matmul_backend: MatmulBackendName = "auto"
+    """Library of fp32 matmuls on a processor. `torch`: that of PyTorch's own products, which is MKL on x86; `onednn`: oneDNN, which
+    PyTorch brings beside it. `auto`: for forward, input gradients and weight gradients apart, `onednn` where it is faster by a
+    measurement at the start, which a run makes that is long enough to gain by it."""
     threads_per_rank: PositiveInt | None = None
     """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0

@@ -95,7 +95,7 @@ def _faults(backend: AttentionBackend, case: AttentionCase) -> Iterator[str]:
         right = TILED.attend(*exact[1:], causal, scale, documents)
         expected = *right, *TILED.attend_backward(*exact, *right, causal, scale, documents)
         for name, ours, theirs in zip(names, found, expected, strict=True):
-            error = _worst_row(ours, theirs)
+            error = worst_row(ours, theirs)
             if not error <= bound:
                 yield f"its {name} is off by {error:.1e} with {what}, where {bound:.0e} is allowed"
 
@@ -122,7 +122,7 @@ def _inputs(case: AttentionCase, queries: int) -> list[Tensor]:
     return [torch.randn(case.batch, *size, generator=generator, **on) for size in sizes]  # type: ignore[call-overload]
 
 
-def _worst_row(ours: Tensor, theirs: Tensor) -> float:
+def worst_row(ours: Tensor, theirs: Tensor) -> float:
     """Rows are the last dim; a row of zeros is right alone where it is of zeros. NaN where there is one."""
     if ours.shape != theirs.shape:
         return float("inf")

@@ -6,6 +6,7 @@ The file is not trusted: only names and positive numbers are taken from it, and 
 import json
 import math
 import os
+import platform
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,8 @@ from fourfold.flash.backends import AttentionCase
 
 MAX_BYTES = 2**20
 MAX_CASES = 256
+_IDENTIFY = {"vendor_id", "cpu family", "model", "model name", "stepping", "cpu cores", "CPU implementer", "CPU part"}
+"""Lines of `/proc/cpuinfo` that tell processors apart."""
 PACKAGES = ("fourfold", "triton", "flash-attn", "flash-attn-3", "flash-attn-4")
 
 
@@ -32,6 +35,15 @@ def key_of(case: AttentionCase) -> str:
     device = torch.cuda.get_device_name(case.device) if case.device.type == "cuda" else case.device.type
     sizes = [f"{name} {value}" for name, value in asdict(case).items() if name != "device"]
     return ", ".join([device, *sizes, f"torch {torch.__version__}", *map(_version, PACKAGES)])
+
+
+def processor() -> str:
+    """This machine's processor in the kernel's words: times of one are not those of another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return ", ".join(" ".join(line.split()) for line in lines if line.partition(":")[0].strip() in _IDENTIFY)
 
 
 def recall(path: Path, key: str, names: Collection[str]) -> dict[str, float] | None:

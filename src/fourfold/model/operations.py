@@ -8,7 +8,8 @@ bytes, launches, collectives and live memory. So a pass is written once, and wha
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fourfold.config import ModelConfig
 from fourfold.config.schema import GemmRecipeName
@@ -259,3 +260,8 @@ class Operations(Protocol):
         """The items, one after the other. A recorder runs the body once for those that are alike and counts it for all: it
         must leave live what it found live."""
         ...
+
+
+def with_operations(operations: Operations, functions: Mapping[str, Callable[..., object]]) -> Operations:
+    """A backend with other functions in the place of some of its own, by name."""
+    return cast(Operations, SimpleNamespace(**{**vars(operations), **functions}))

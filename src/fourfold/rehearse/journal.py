@@ -31,10 +31,20 @@ class Wait(NamedTuple):
     line: str
 
 
+class Launch(NamedTuple):
+    """An operation of a captured step: in which instruction, its name, the sizes of its tensors, and numbers that the host gave."""
+
+    instruction: str
+    operation: str
+    sizes: tuple[tuple[int, ...], ...]
+    numbers: tuple[float, ...]
+
+
 @dataclass
 class Journal:
     """The record itself. `instruction`: the one that runs, in short form. Copies come from the host; `copied_bytes`: theirs.
-    `launches`, `joins`: by instruction; a join is the computing stream's wait for a communicator."""
+    `launches`, `joins`: by instruction; a join is the computing stream's wait for a communicator. `captured`: operations of the
+    step that a graph captures; None where none does."""
 
     rank: int
     instruction: str = "start"
@@ -44,11 +54,14 @@ class Journal:
     waits: list[Wait] = field(default_factory=list)
     calls: list[GroupCall] = field(default_factory=list)
     joins: Counter[str] = field(default_factory=Counter)
+    captured: list[Launch] | None = None
 
     def launch(self) -> None:
         self.launches[self.instruction] += 1
 
     def wait(self, what: str) -> None:
+        if self.captured is not None:
+            raise self.fault(f"{what}: a captured step cannot wait for the device")
         self.waits.append(Wait(self.instruction, what, _line()))
 
     def fault(self, problem: str) -> RehearsalFault:

@@ -1,11 +1,12 @@
 """Torch's dispatcher on the pretended device: kernels, copies from the host, memory; and calls that a device would reject."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourfold.rehearse.journal import Journal
+from fourfold.rehearse.journal import Journal, Launch
 from fourfold.rehearse.pretend import PretendedDevice
 from fourfold.rehearse.shapes import KnownShapes, flatten
 from fourfold.rehearse.streams import COMPUTE, Streams
@@ -15,16 +16,18 @@ _ALLOCATES = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_st
 _VIEWS = {"_unsafe_view", "lift_fresh", "detach"}
 _COPIES = {"_to_copy", "copy_"}
 _BY_INDEX = {"index", "index_put", "index_put_"}
-_NO_META = {"_fused_sgd_"}
+_NO_META = {"_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adamw_.tensor_lr"}
 """Operations that torch has no version of for tensors without data. They return nothing."""
 _BY_VALUE = {"nonzero", "masked_select", "unique_dim", "_unique2", "_local_scalar_dense", "equal", "is_nonzero"}
 """Operations whose result the host must see before it goes on."""
 
 
 class _Operation(NamedTuple):
-    """An operation of torch: `kind` is view, allocate, copy, by_value or kernel; places and names of the arguments it writes."""
+    """An operation of torch: `kind` is view, allocate, copy, by_value or kernel; places and names of the arguments it writes.
+    `overload`: its name with that of the overload, where it has one."""
 
     name: str
+    overload: str
     kind: str
     written: tuple[int, ...]
     written_names: tuple[str, ...]
@@ -61,14 +64,24 @@ class DeviceKernels(MemoryTracker):
             result = self._copy(operation, args, options, func)
         elif operation.kind == "allocate" or not any(x.is_meta for x in inputs):
             result = func(*args, **options)
+            if operation.kind != "allocate" and isinstance(result, Tensor) and result.is_meta:
+                self._capture(operation, [result], (args, options))
         else:
             written = flatten([*(args[i] for i in operation.written), *map(options.get, operation.written_names)])
             self._run(operation, inputs, written, args)
-            result = None if operation.name in _NO_META else self._shapes.run(func, args, options, written)
+            self._capture(operation, inputs, (args, options))
+            result = None if operation.overload in _NO_META else self._shapes.run(func, args, options, written)
         for output in flatten(result if isinstance(result, tuple) else (result,)):
             if output.is_meta:
                 self.watch(output)
         return result
+
+    def _capture(self, operation: _Operation, tensors: list[Tensor], given: Any) -> None:
+        """Notes an operation of a step that a graph captures, with the numbers that the graph would repeat."""
+        if self._journal.captured is not None:
+            sizes = tuple(tuple(tensor.shape) for tensor in tensors)
+            launch = Launch(self._journal.instruction, operation.name, sizes, tuple(_numbers(given)))
+            self._journal.captured.append(launch)
 
     def _operation(self, func: Any) -> _Operation:
         known = self._operations.get(func)
@@ -108,6 +121,8 @@ class DeviceKernels(MemoryTracker):
             values = torch.ones(source.shape, dtype=options.get("dtype") or source.dtype)
             return values if operation.name == "_to_copy" else args[0].copy_(values)
         if source.numel():
+            if self._journal.captured is not None:
+                raise self._journal.fault(f"{operation.name}: a captured step would copy the same values again")
             self._journal.copies += 1
             self._journal.copied_bytes += source.numel() * source.element_size()
             asked = options.get("non_blocking") or args[2:3] == (True,)
@@ -136,7 +151,22 @@ def _operation(func: Any) -> _Operation:
     else:
         kind = "by_value" if name in _BY_VALUE else "kernel"
     positional = tuple(i for i in written if not schema.arguments[i].kwarg_only)
-    return _Operation(name, kind, positional, names)
+    overload = f"{name}.{func._overloadname}" if func._overloadname != "default" else name
+    return _Operation(name, overload, kind, positional, names)
+
+
+def _numbers(given: Any) -> Iterator[float]:
+    """Numbers among the arguments of a call, at any depth."""
+    if isinstance(given, bool | int | float):
+        yield float(given)
+    elif isinstance(given, Tensor):
+        if not given.is_meta and given.dim() == 0:
+            yield float(given)
+    elif isinstance(given, Mapping):
+        yield from _numbers(tuple(given.values()))
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        for each in given:
+            yield from _numbers(each)
 
 
 def _crosses(operation: _Operation, args: Any, options: Any) -> bool:

@@ -1,10 +1,8 @@
 """One rank's step, rehearsed: the executor, its program and its microbatches, on a device that is not there."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -13,9 +11,9 @@ from fourfold.config.optimizers import OptimizerSection
 from fourfold.data.batches import Batch
 from fourfold.layout import FlatLayout
 from fourfold.model import torch_operations
-from fourfold.model.operations import Operations
+from fourfold.model.operations import Operations, with_operations
 from fourfold.model.recorder.operations import even_counts
-from fourfold.program import Instruction, Program, memory_peak
+from fourfold.program import Program, memory_peak
 from fourfold.program.view import RankView
 from fourfold.rehearse.journal import GroupCall, Journal, RehearsalFault, Wait
 from fourfold.rehearse.kernels import DeviceKernels
@@ -62,10 +60,45 @@ class RankRehearsal:
         return len({(call.link, call.peer, call.upwards) for call in self.calls})
 
 
-def rehearse_rank(
-    view: RankView, program: Program, rank: int, optimizer: OptimizerSection, shapes: KnownShapes
-) -> RankRehearsal:
-    """Runs one step of a rank. `shapes` may be shared by ranks. Raises `RehearsalFault` for what a device would reject."""
+@dataclass
+class PretendedRank:
+    """A rank on a device that is not there: its executor, and what watches it."""
+
+    view: RankView
+    rank: int
+    executor: Executor
+    journal: Journal
+    streams: Streams
+    kernels: DeviceKernels
+    tables: tuple[Tensor, Tensor]
+    names: list[str]
+
+    def feed(self) -> RowFeed:
+        return _feed(self.view, self.rank, self.tables)
+
+    def follow(self, program: Program) -> None:
+        """Names the instructions of the program that runs next."""
+        self.names[:] = [step.short for step in program.instructions]
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Within the block an error of torch is a fault of the instruction that runs, and so is a stream that is not joined."""
+        try:
+            yield
+        except RehearsalFault:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, IndexError, StepTimeout) as error:
+            raise self.journal.fault(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        left = self.streams.left()
+        if left is not None:
+            raise self.journal.fault(f"`{left}` is not joined at the end of the step")
+
+
+@contextmanager
+def pretended_rank(
+    view: RankView, rank: int, optimizer: OptimizerSection, shapes: KnownShapes, fixed: bool = False
+) -> Iterator[PretendedRank]:
+    """The rank, on its device within the block. `fixed`: as for a step that is captured."""
     spec, journal, streams = view.spec, Journal(rank), Streams()
     device = PretendedDevice(journal)
     kernels = DeviceKernels(journal, device, streams, shapes)
@@ -76,31 +109,37 @@ def rehearse_rank(
         tables = feed_tables(spec, DEVICE)
         modes.enter_context(kernels)
         share_parameters(spec, units, groups)
+        names: list[str] = []
+
+        def begin(counter: int) -> None:
+            """Checks memory after one instruction, and names the next."""
+            kernels.after_instruction()
+            journal.instruction = names[counter] if counter < len(names) else "end"
+
         executor = Executor(
-            view, units, groups, optimizer, DEVICE, rank, operations=_operations(journal), side=streams.on_side
+            *(view, units, groups, optimizer, DEVICE, rank, begin),
+            operations=_operations(journal),
+            side=streams.on_side,
+            fixed=fixed,
         )
         watch_units(kernels, units.values(), tables)
         kernels.after_instruction()
+        yield PretendedRank(view, rank, executor, journal, streams, kernels, tables, names)
+
+
+def rehearse_rank(
+    view: RankView, program: Program, rank: int, optimizer: OptimizerSection, shapes: KnownShapes
+) -> RankRehearsal:
+    """Runs one step of a rank. `shapes` may be shared by ranks. Raises `RehearsalFault` for what a device would reject."""
+    with pretended_rank(view, rank, optimizer, shapes) as pretended:
+        journal, kernels, groups = pretended.journal, pretended.kernels, pretended.executor.groups
         resident = kernels.peak_bytes = kernels.live_bytes
         before = {axes: group.sent_bytes for axes, group in groups.items()}
         start = _Totals(journal)
-        feed = _feed(view, rank, tables)
-
-        def observe(counter: int, step: Instruction) -> None:
-            kernels.after_instruction()
-            following = program.instructions[counter + 1 : counter + 2]
-            journal.instruction = following[0].short if following else "end"
-
-        journal.instruction = program.instructions[0].short
-        try:
-            executor.run(program, feed, 1e-4, observe)
-        except RehearsalFault:
-            raise
-        except (RuntimeError, NotImplementedError, ValueError, IndexError, StepTimeout) as error:
-            raise journal.fault(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
-        left = streams.left()
-        if left is not None:
-            raise journal.fault(f"`{left}` is not joined at the end of the step")
+        feed = pretended.feed()
+        pretended.follow(program)
+        with pretended.faults():
+            pretended.executor.run(program, feed, 1e-4)
     return RankRehearsal(
         rank=rank,
         pp_rank=view.pp_rank,
@@ -138,7 +177,7 @@ def _operations(journal: Journal) -> Operations:
         journal.wait("host_counts: rows to each expert")
         return even_counts(parts, rows)
 
-    return cast(Operations, SimpleNamespace(**{**vars(torch_operations), "host_counts": host_counts}))
+    return with_operations(torch_operations, {"host_counts": host_counts})
 
 
 def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:

@@ -13,6 +13,7 @@ from fourfold.program.compiled import CompiledStages
 from fourfold.program.lower import each_program
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView, rank_views
+from fourfold.rehearse.graph import rehearse_graph
 from fourfold.rehearse.journal import GroupCall, RehearsalFault, Wait
 from fourfold.rehearse.rank import RankRehearsal, rehearse_rank
 from fourfold.rehearse.shapes import KnownShapes
@@ -49,6 +50,17 @@ def rehearse(
     return [
         full[kind] if examples[kind] == pp_rank else extended(few[pp_rank], few[examples[kind]], full[kind])
         for pp_rank, kind in enumerate(kinds)
+    ]
+
+
+def rehearse_graphs(spec: StepSpec, optimizer: OptimizerSection) -> list[int]:
+    """The operations of every pipeline rank's step, captured as a CUDA graph with few microbatches. Raises `RehearsalFault` where a
+    replay would not be the next step."""
+    short, shapes = shortened(spec), KnownShapes()
+    compiled = CompiledStages(short)
+    return [
+        rehearse_graph(view, next(each_program(compiled, [view])), rank, optimizer, shapes)
+        for view, rank in zip(compiled.views(short), class_ranks(short)[0], strict=True)
     ]
 
 

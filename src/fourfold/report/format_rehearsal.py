@@ -20,8 +20,9 @@ _HEAD = (
 )
 
 
-def rehearsal_lines(results: Sequence[RankRehearsal], world_size: int) -> list[str]:
-    """A row for each pipeline rank, or for consecutive ones that are alike, then its words and the waits of the host."""
+def rehearsal_lines(results: Sequence[RankRehearsal], world_size: int, graphs: bool = False) -> list[str]:
+    """A row for each pipeline rank, or for consecutive ones that are alike, then its words and the waits of the host. `graphs`:
+    whether the step passed as a CUDA graph too."""
     alike = [(row, [each.pp_rank for each in group]) for row, group in groupby(results, _cells)]
     rows = [[_span([first.pp_rank for first in results] if len(alike) == 1 else ranks), *row] for row, ranks in alike]
     busiest = max(results, key=lambda result: sum(result.sent_bytes.values()))
@@ -34,6 +35,11 @@ def rehearsal_lines(results: Sequence[RankRehearsal], world_size: int) -> list[s
         "waits        times that the host waits for the device:",
         *_wait_lines(results),
         f"sends        of pipeline rank {busiest.pp_rank}: {sent or 'nothing'}",
+        *(
+            ["graph        two captures of the step are the same operations: the host replays it in one call"]
+            if graphs
+            else []
+        ),
         "",
         f"rehearsed: every class of {format_count(world_size)} ranks; each passes, and groups are called alike by their members",
         "not rehearsed: values, times, kernels themselves, and NCCL",

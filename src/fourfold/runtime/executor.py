@@ -21,6 +21,7 @@ from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
 from fourfold.runtime.device import Side, read_back, side_stream, to_device
 from fourfold.runtime.finite import OwnGradients
+from fourfold.runtime.fixed import FixedNumbers
 from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
@@ -48,7 +49,9 @@ class Executor:
         operations: Operations = torch_operations,
         side: Side | None = None,
         locate_nan: bool = False,
+        fixed: bool = False,
     ) -> None:
+        """`fixed`: the numbers of a step lie in memory that stays, so that a graph can be replayed with the next step's."""
         self.view = view
         spec = view.spec
         self.units = units
@@ -75,6 +78,9 @@ class Executor:
         self.own_gradients = OwnGradients(spec.segments, units) if locate_nan else None
         self.replicas = ReplicaChecks(view, units, groups, rank)
         self._programs: dict[int, tuple[Program, list[_Bound]]] = {}
+        self._fixed = FixedNumbers(spec.model, device) if fixed else None
+        self._lr: float | Tensor = 0.0
+        self._number: float | Tensor = 1.0
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -110,7 +116,25 @@ class Executor:
 
     def run(self, program: Program, data: StepData, lr: float = 0.0, observer: Observer | None = None) -> StepResult:
         """Runs one program. `observer(index, instruction)` is called after each instruction. Raises `StepTimeout`."""
-        self._begin(data, lr)
+        self.begin(data, lr)
+        return self.finish(program, self.issue(program, data, observer))
+
+    def begin(self, data: StepData, lr: float) -> None:
+        """Brings the numbers of a step to the device."""
+        counts = data.num_targets if isinstance(data.num_targets, tuple) else (data.num_targets,)
+        if self._fixed is None:
+            self._lr, self._number = lr, float(self.updates + 1)
+            self._compute.num_targets = to_device(torch.tensor(counts, dtype=torch.int64), self._device)
+            parts = num_losses(self.view.spec.model)
+            self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
+        else:
+            self._fixed.set(lr, self.updates + 1, counts)
+            self._lr, self._number = self._fixed.lr, self._fixed.number
+            self._compute.num_targets, self._compute.loss = self._fixed.num_targets, self._fixed.loss
+
+    def issue(self, program: Program, data: StepData, observer: Observer | None = None) -> Tensor:
+        """Gives the device all instructions of a program; the squared norm of the gradients, which it may not have computed yet."""
+        self._clear(data)
         record = self._record_progress
         with torch.no_grad():
             for counter, (handler, step, dropped, freed) in enumerate(self._bound(program)):
@@ -127,8 +151,12 @@ class Executor:
                     storage.resize_(0)
                 if observer is not None:
                     observer(counter, step)
-        record(len(program.instructions))
-        result = self._result(program.kind == "train")
+        return self._total
+
+    def finish(self, program: Program, total: Tensor) -> StepResult:
+        """The result of a step that was issued. `total`: the squared norm of its gradients."""
+        self._record_progress(len(program.instructions))
+        result = self._result(program.kind == "train", total)
         if program.kind == "train" and not result.skipped:
             self.updates += 1
         return result
@@ -145,10 +173,10 @@ class Executor:
         dropped = tuple(name for name in step.frees if name not in units)
         return self._handlers[step.op], step, dropped, tuple(tensor.untyped_storage() for tensor in units.values())
 
-    def _result(self, training: bool) -> StepResult:
+    def _result(self, training: bool, squares: Tensor) -> StepResult:
         """Reads what the step left on the device: the one time that the host waits for it."""
         imbalance = self.routers.imbalance if training else None
-        read = [self._compute.num_targets, self._compute.loss, self._total]
+        read = [self._compute.num_targets, self._compute.loss, squares]
         counts, losses, (total,), *rest = read_back([*read, imbalance] if imbalance is not None else read)
         modules = self.view.spec.model.mtp_layers
         ahead = losses[len(losses) - modules :]
@@ -163,13 +191,8 @@ class Executor:
             mtp_loss=sum(means) / modules if modules else None,
         )
 
-    def _begin(self, data: StepData, lr: float) -> None:
+    def _clear(self, data: StepData) -> None:
         self._data = data
-        self._lr = lr
-        counts = data.num_targets if isinstance(data.num_targets, tuple) else (data.num_targets,)
-        self._compute.num_targets = to_device(torch.tensor(counts, dtype=torch.int64), self._device)
-        parts = num_losses(self.view.spec.model)
-        self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
         self._scale: float | DeviceClip = 1.0
         self._live.clear()
@@ -286,14 +309,19 @@ class Executor:
         for collective in step.collectives:
             self.groups[collective.axes].all_reduce(total).wait()
         self._total, limit = total, self._optimizer.clip_norm
-        if self._device.type == "cpu":
+        if self._on_host:
             self._scale = clip_scale(total.sqrt().item(), limit)
         else:
-            self._scale = clip_on_device(total, limit, self.updates)
+            self._scale = clip_on_device(total, limit, self._number)
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether the host may look at values, since it computed them itself."""
+        return self._device.type == "cpu"
 
     def _skips(self) -> bool:
         """Whether some gradient is not finite; on a device the optimizer itself sees to that, and the host does not wait."""
-        return self._device.type == "cpu" and not math.isfinite(self._total.item())
+        return self._on_host and not math.isfinite(self._total.item())
 
     def _move(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]

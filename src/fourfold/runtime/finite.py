@@ -66,26 +66,27 @@ class OwnGradients:
     def __init__(self, segments: Sequence[Segment], units: Mapping[str, Unit]) -> None:
         self._units = units
         self._places = {unit.name: place for place, segment in enumerate(segments) for unit in segment.own}
-        self._taken: list[tuple[str, int, tuple[str, ...], tuple[Tensor, ...]]] = []
+        self.taken: list[tuple[str, int, tuple[str, ...], tuple[Tensor, ...]]] = []
+        """Unit, microbatch, parameters and the norms of their gradients, of each that was taken in this step."""
 
     def clear(self) -> None:
         """Before a step."""
-        self._taken.clear()
+        self.taken = []
 
     def take(self, unit: str, microbatch: int) -> None:
         """Before the reduction of the unit's gradient."""
         names, parts = zip(*by_parameter(self._units[unit].flat, self._units[unit].grad), strict=True)
-        self._taken.append((unit, microbatch, names, torch._foreach_norm(parts)))
+        self.taken.append((unit, microbatch, names, torch._foreach_norm(parts)))
 
     def take_others(self) -> None:
         """Before the update: of units that nobody reduces."""
-        for name in self._units.keys() - {unit for unit, *_ in self._taken}:
+        for name in self._units.keys() - {unit for unit, *_ in self.taken}:
             self.take(name, 0)
 
     def first_bad(self) -> BadTensor | None:
         """The first that is not finite, in the order of backward. Waits for the device."""
         found = []
-        for unit, microbatch, names, norms in self._taken:
+        for unit, microbatch, names, norms in self.taken:
             bad = torch.stack(norms).isfinite().logical_not().tolist()
             order = (microbatch + 1) * len(self._places) - self._places[unit]
             found += [BadTensor(order, f"the gradient of {names[bad.index(True)]}")] if any(bad) else []

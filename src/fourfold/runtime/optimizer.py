@@ -43,14 +43,14 @@ def clip_scale(norm: float, limit: float | None) -> float:
     return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
 
 
-def clip_on_device(total: Tensor, limit: float | None, updates: int) -> DeviceClip:
-    """The same from the squared norm `total`, an fp64 scalar, without reading it. `updates`: made before this step."""
+def clip_on_device(total: Tensor, limit: float | None, number: float | Tensor) -> DeviceClip:
+    """The same from the squared norm `total`, an fp64 scalar, without reading it. `number`: of this update, from 1."""
     scale = torch.ones_like(total) if limit is None else (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
     return DeviceClip(
         scale=scale,
         divisor=scale.reciprocal().float(),
         skip=total.isfinite().logical_not().float(),
-        step=torch.full((), float(updates + 1), device=total.device),
+        step=number if isinstance(number, Tensor) else torch.full((), number, device=total.device),
     )
 
 
@@ -90,8 +90,9 @@ class ShardOptimizer:
             if first < last
         ]
 
-    def update(self, gradient: Tensor, lr: float, step: int, scale: float | DeviceClip) -> None:
-        """One update in place with `gradient` [shard] x `scale`, in the master format; `step` counts updates before this one."""
+    def update(self, gradient: Tensor, lr: float | Tensor, step: int, scale: float | DeviceClip) -> None:
+        """One update in place with `gradient` [shard] x `scale`, in the master format; `step` counts updates before this one. `lr`:
+        an fp32 scalar on the device where the update may be replayed."""
         divisor = skip = None
         if isinstance(scale, DeviceClip):
             number, skip = scale.step, scale.skip

@@ -9,12 +9,14 @@ from torch.optim.sgd import sgd
 
 from fourfold.config.optimizers import AdamWSection, LionSection, MuonSection, SgdSection
 
-Update = Callable[[Tensor, Tensor, list[Tensor], Any, float, Tensor, float, Tensor | None, Tensor | None], None]
+Update = Callable[
+    [Tensor, Tensor, list[Tensor], Any, float | Tensor, Tensor, float, Tensor | None, Tensor | None], None
+]
 """(weights, gradient, state, section, lr, number, decay, divisor, skip): updates weights and state in place.
 
 `weights`, `gradient`: [n]. `state`: the tensors of the section's `spec.state`, each [n]. `decay`: the decay of these weights. fp32
-scalars on the gradient's device: `number` of this update, from 1; `divisor` of the gradient, None: 1; `skip`: 1 to do nothing,
-None: 0.
+scalars on the gradient's device: `lr`, where the update may be replayed with another; `number` of this update, from 1; `divisor`
+of the gradient, None: 1; `skip`: 1 to do nothing, None: 0.
 """
 
 
@@ -23,7 +25,7 @@ def _adamw(
     gradient: Tensor,
     state: list[Tensor],
     section: AdamWSection | MuonSection,
-    lr: float,
+    lr: float | Tensor,
     number: Tensor,
     decay: float,
     divisor: Tensor | None,
@@ -55,7 +57,7 @@ def _sgd(
     gradient: Tensor,
     state: list[Tensor],
     section: SgdSection,
-    lr: float,
+    lr: float | Tensor,
     number: Tensor,
     decay: float,
     divisor: Tensor | None,
@@ -70,7 +72,7 @@ def _sgd(
         fused=True,
         weight_decay=decay,
         momentum=section.momentum,
-        lr=lr,
+        lr=lr,  # type: ignore[arg-type]  # a tensor too, as the kernel takes it
         dampening=0.0,
         nesterov=section.nesterov,
         maximize=False,
@@ -84,7 +86,7 @@ def _lion(
     gradient: Tensor,
     state: list[Tensor],
     section: LionSection,
-    lr: float,
+    lr: float | Tensor,
     number: Tensor,
     decay: float,
     divisor: Tensor | None,
@@ -94,7 +96,8 @@ def _lion(
     if divisor is not None:
         gradient = gradient / divisor
     direction = torch.lerp(gradient, exp_avg, mixed).sign_().add_(weights, alpha=decay)
-    updated = weights.sub(direction, alpha=lr), torch.lerp(gradient, exp_avg, kept)
+    moved = weights.sub(direction * lr) if isinstance(lr, Tensor) else weights.sub(direction, alpha=lr)
+    updated = moved, torch.lerp(gradient, exp_avg, kept)
     for tensor, new in zip((weights, exp_avg), updated, strict=True):
         tensor.copy_(new if skip is None else torch.where(skip.bool(), tensor, new))
 
@@ -104,7 +107,7 @@ def _muon(
     gradient: Tensor,
     state: list[Tensor],
     section: MuonSection,
-    lr: float,
+    lr: float | Tensor,
     number: Tensor,
     decay: float,
     divisor: Tensor | None,

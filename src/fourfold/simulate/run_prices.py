@@ -93,6 +93,8 @@ def prices_for(
     software = overrides.applied_to(on_device(software, cluster.device))
     if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
+    if software.name == OWN_SOFTWARE and config.run.cuda_graphs:
+        software = replaying(software)
     if software.name == OWN_SOFTWARE and overrides.attention not in (None, "flash"):
         raise UserError(
             f"cluster.attention={overrides.attention}: fourfold writes no matrix of scores; allowed with its own software: flash; "
@@ -114,6 +116,11 @@ def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
     if software.name == OWN_SOFTWARE and device.context_bytes is not None:
         software = replace(software, context_bytes=device.context_bytes)
     return software
+
+
+def replaying(software: SoftwareProfile) -> SoftwareProfile:
+    """The same where a step is replayed as a CUDA graph: the host starts nothing in it."""
+    return replace(software, host_instruction_seconds=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
 
 
 def document_share(config: RunConfig) -> float:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from math import gcd
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -18,7 +17,7 @@ from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.flash import choice, remembered
 from fourfold.flash.backends import BACKENDS, FLASH, AttentionBackend, AttentionCase
 from fourfold.model import torch_operations
-from fourfold.model.operations import Operations
+from fourfold.model.operations import Operations, with_operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
 from fourfold.train.session import RankContext
@@ -52,7 +51,7 @@ class Chosen(NamedTuple):
     def operations(self) -> Operations:
         """Torch's, with attention by the back end."""
         attention = {"attend": self.backend.attend, "attend_backward": self.backend.attend_backward}
-        return cast(Operations, SimpleNamespace(**{**vars(torch_operations), **attention}))
+        return with_operations(torch_operations, attention)
 
 
 def attention_case(spec: StepSpec, device: torch.device) -> AttentionCase:

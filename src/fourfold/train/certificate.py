@@ -18,10 +18,10 @@ def extend(chain: str, step: int, result: StepResult) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def certificate(config: RunConfig, program: Program, chain: str, attention: str) -> dict[str, Any]:
+def certificate(config: RunConfig, program: Program, chain: str, attention: str, matmuls: str) -> dict[str, Any]:
     """The values that a checkpoint's `info` has beside the cursor. `chain` is empty before the first step; equal chains mean equal
     losses and gradient norms of every step, bit for bit. `program`: rank 0's;
-    `attention`: the back end that computed it."""
+    `attention`: the back end that computed it; `matmuls`: which of them were by oneDNN."""
     try:
         own = version("fourfold")
     except PackageNotFoundError:  # run from its source folder
@@ -29,6 +29,7 @@ def certificate(config: RunConfig, program: Program, chain: str, attention: str)
     return {
         "chain": chain,
         "attention": attention,
+        "matmuls": matmuls,
         "program": digest(program),
         "versions": {"fourfold": own, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(mode="json"),

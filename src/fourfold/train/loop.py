@@ -24,6 +24,7 @@ from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.finite import FirstBadTensor
+from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
@@ -42,6 +43,7 @@ from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
+from fourfold.train.matmul_choice import choose_matmuls_for_run
 from fourfold.train.measured import check_sent, known_peak_bytes, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event, finite
@@ -93,12 +95,17 @@ class Training:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
         self.attention = choose_for_run(self.config, self.spec, context, resumption.newest)
+        saved = copy.manifest if copy is not None else None
+        self.matmuls = choose_matmuls_for_run(self.config, self.program, context, resumption.newest, saved)
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
             *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
-            operations=self.attention.operations,
+            operations=self.matmuls.among(self.attention.operations),
             locate_nan=self.config.faults.locate_nan,
+            fixed=self.config.run.cuda_graphs,
         )
+        check_graphs(self.config, self.spec, context.device, self.attention.backend.name)
+        self.graph = StepGraph(self.executor, self.program, capture_cuda)
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
         self.skips = SkippedSteps(self.config)
@@ -158,6 +165,8 @@ class Training:
         _event(log, kind, step=self.step, ranks=self.context.world_size, **source)
         if self.attention.reason:
             _event(log, "attention", backend=self.attention.backend.name, message=self.attention.reason)
+        if self.matmuls.reason:
+            _event(log, "matmuls", backend=self.matmuls.name, message=self.matmuls.reason)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         rates = Rates(config.batch, flops, self.context.world_size, peak)
@@ -232,10 +241,13 @@ class Training:
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(program, feed, lr)
-            if observer is None and program is self.program:
-                self.clock.begin(self.step)
-                observer = self.clock
-            result = self.executor.run(program, feed, lr, observer)
+            plain = observer is None and program is self.program
+            if plain and self.config.run.cuda_graphs:
+                result = self.graph.run(feed, lr)
+            else:
+                if plain:
+                    self.clock.begin(self.step)
+                result = self.executor.run(program, feed, lr, self.clock if plain else observer)
         except StepTimeout as error:
             raise self._explain(error, program) from error
         if self.context.device.type == "cuda":
@@ -297,7 +309,7 @@ class Training:
         """The counters that are saved beside the tensors."""
         counters = {"step": self.step, "tokens": self.tokens, "skipped_steps": self.skipped}
         made_by = self._certificate = self._certificate or certificate(
-            self.config, self.program, "", self.attention.backend.name
+            self.config, self.program, "", self.attention.backend.name, self.matmuls.recorded
         )
         return {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.config.json_lines import read_jsonl
+from fourfold.model import torch_onednn
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.train.metrics import EVENTS
 from fourfold.train.session import RankContext, generation
@@ -51,19 +52,20 @@ LONG_ENOUGH = {"cpu": 0.4, "cuda": 1.0}
 def measure_peak_flops(compute: str, device: torch.device) -> float:
     """FLOP/s of the best matmul in the compute format, all ranks measuring at once.
 
-    Squares of several sizes, once by a weight as it is stored and once by its transpose, as forward and backward take it. The
-    fastest is then repeated. On a CPU the squares grow until they have taken half the time: where it has no instructions of a
-    format, one of 1024 takes seconds and is no faster than a smaller one.
+    Squares of several sizes, once by a weight as it is stored and once by its transpose, as forward and backward take it; in fp32
+    on a CPU by oneDNN too. The fastest is then repeated. On a CPU the squares grow until they have taken half the time: where it
+    has no instructions of a format, one of 1024 takes seconds and is no faster than a smaller one.
     """
     budget = LONG_ENOUGH[device.type]
     sizes = (4096, 8192) if device.type == "cuda" else (256, 512, 1024)
-    rates: dict[tuple[int, bool], float] = {}
+    onednn = (False, True) if device.type == "cpu" and compute == "fp32" and torch_onednn.is_available() else (False,)
+    rates: dict[tuple[int, bool, bool], float] = {}
     begun = time.perf_counter()
-    for size, transposed in product(sizes, (False, True)):
+    for size, transposed, by_onednn in product(sizes, (False, True), onednn):
         if time.perf_counter() - begun < budget / 2 or not rates:
-            matmul = _square(size, transposed, compute, device)
+            matmul = _square(size, transposed, by_onednn, compute, device)
             _rate(matmul, size, device)
-            rates[size, transposed] = _rate(matmul, size, device)
+            rates[size, transposed, by_onednn] = _rate(matmul, size, device)
     best = max(rates, key=rates.__getitem__)
     matmul = _square(*best, compute, device)
     peak = rates[best]
@@ -72,10 +74,11 @@ def measure_peak_flops(compute: str, device: torch.device) -> float:
     return peak
 
 
-def _square(size: int, transposed: bool, compute: str, device: torch.device) -> Callable[[], Tensor]:
+def _square(size: int, transposed: bool, by_onednn: bool, compute: str, device: torch.device) -> Callable[[], Tensor]:
     left = torch.ones(size, size, dtype=torch_dtype(compute), device=device)
     right = torch.full_like(left, 0.5)
-    return partial(torch.mm, left, right.t() if transposed else right)
+    matmul = torch_onednn.matmul if by_onednn else torch.mm
+    return partial(matmul, left, right.t() if transposed else right)
 
 
 def _rate(matmul: Callable[[], Tensor], size: int, device: torch.device) -> float:

@@ -1,0 +1,163 @@
+"""Which library multiplies fp32 matrices on a processor: by kind of matmul, oneDNN where it is right and faster than MKL."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourfold.flash.choice import BOUNDS, worst_row
+from fourfold.model import torch_onednn, torch_operations
+from fourfold.model.operations import Operations, with_operations
+from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, MATMULS, WEIGHT_GRADIENT
+from fourfold.model.work import Gemm
+from fourfold.program import Op, Program
+
+KINDS = tuple(MATMULS)
+MARGIN = 0.04
+"""The share of the time that oneDNN must save: between close ones the noise of a measurement would choose."""
+REPEATS = 3
+MOST_TOKENS, FEWEST_TOKENS = 512, 64
+MEASURED_FLOPS = 4e9
+"""FLOPs of one kind's matmuls, timed once; tokens are left out above them."""
+CHECKED = ((1, 1, 1), (7, 33, 5), (64, 48, 130))
+"""Tokens, inputs and outputs of the matmuls that are checked."""
+
+MatmulCounts = Mapping[str, Counter[Gemm]]
+"""By kind, the matmuls of a step and how often it has each."""
+Clock = Callable[[Callable[[], object]], float]
+
+
+class Pair(NamedTuple):
+    """Seconds of a kind's matmuls by MKL and by oneDNN."""
+
+    torch: float
+    onednn: float
+
+
+def step_matmuls(program: Program) -> MatmulCounts:
+    """The matmuls of a program, but for experts' and those in 8 bits. The head's forward, a part of its backward, counts there."""
+    found: dict[str, Counter[Gemm]] = {kind: Counter() for kind in KINDS}
+    for step in program.instructions:
+        forward = step.op in (Op.FORWARD, Op.RECOMPUTE, Op.FINISH_FORWARD)
+        for item in step.work.items:
+            if isinstance(item, Gemm) and item.groups == 1 and not item.dtype:
+                kind = WEIGHT_GRADIENT if item.accumulates else FORWARD if forward else INPUT_GRADIENT
+                found[kind][item] += 1
+    return found
+
+
+def total_flops(matmuls: MatmulCounts) -> int:
+    return sum(gemm.flops * times for kind in matmuls.values() for gemm, times in kind.items())
+
+
+def problem_of_onednn() -> str | None:
+    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row."""
+    if not torch_onednn.is_available():
+        return "this build of PyTorch has no oneDNN"
+    try:
+        return next((fault for sizes in CHECKED if (fault := _fault(*sizes)) is not None), None)
+    except RuntimeError as error:
+        return f"RuntimeError: {str(error).splitlines()[0]}"
+
+
+def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, Pair]:
+    """Seconds of each kind, both libraries taking turns, the shortest of a few; 0 for a kind that has no matmuls."""
+    found = {}
+    for kind in KINDS:
+        gemms = _cut(matmuls[kind])
+        totals = [0.0, 0.0]
+        for gemm, times in gemms.items():
+            calls = [_call(kind, gemm, operations) for operations in (torch_operations, torch_onednn)]
+            for call in calls:
+                call()
+            rounds = [[clock(call) for call in calls] for _ in range(REPEATS)]
+            totals = [total + times * min(each) for total, each in zip(totals, zip(*rounds, strict=True), strict=True)]
+        found[kind] = Pair(*totals)
+    return found
+
+
+def faster_by_onednn(seconds: Mapping[str, Pair]) -> tuple[str, ...]:
+    """The kinds that oneDNN computes in clearly less time."""
+    return tuple(kind for kind in KINDS if seconds[kind].onednn < (1 - MARGIN) * seconds[kind].torch)
+
+
+def by_onednn(operations: Operations, kinds: tuple[str, ...]) -> Operations:
+    """The operations, with matmuls of these kinds by oneDNN."""
+    return with_operations(operations, {name: function for kind in kinds for name, function in MATMULS[kind].items()})
+
+
+def processor_clock(call: Callable[[], object]) -> float:
+    """Seconds of all of this process's threads: other work on the machine does not count."""
+    begun = time.process_time()
+    call()
+    return time.process_time() - begun
+
+
+def _cut(gemms: Counter[Gemm]) -> Counter[Gemm]:
+    """The same matmuls of fewer tokens."""
+    a_token = sum(gemm.flops / _tokens(gemm) for gemm in gemms)
+    most = min(MOST_TOKENS, max(FEWEST_TOKENS, int(MEASURED_FLOPS / a_token))) if a_token else 0
+    cut: Counter[Gemm] = Counter()
+    for gemm, times in gemms.items():
+        tokens = min(_tokens(gemm), most)
+        cut[replace(gemm, inner=tokens) if gemm.accumulates else replace(gemm, rows=tokens)] += times
+    return cut
+
+
+def _tokens(gemm: Gemm) -> int:
+    return gemm.inner if gemm.accumulates else gemm.rows
+
+
+def _call(kind: str, gemm: Gemm, operations: Operations) -> Callable[[], object]:
+    """The matmul as a segment calls it."""
+    if kind == WEIGHT_GRADIENT:
+        grad = torch.zeros(gemm.rows, gemm.columns)
+        output, inputs = torch.full((gemm.inner, gemm.rows), 1e-6), torch.full((gemm.inner, gemm.columns), 1e-6)
+        return lambda: operations.accumulate(grad, output, inputs, False)
+    x = torch.full((gemm.rows, gemm.inner), 0.5)
+    if kind == FORWARD:
+        weight = torch.full((gemm.columns, gemm.inner), 0.01)
+        return lambda: operations.linear(x, weight)
+    weight = torch.full((gemm.inner, gemm.columns), 0.01)
+    return lambda: operations.matmul(x, weight)
+
+
+def _fault(tokens: int, inputs: int, outputs: int) -> str | None:
+    """The first result that is off by more than fp32 may be."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator)
+
+    x, weight, grad = random(tokens, inputs), random(outputs, inputs), random(tokens, outputs)
+    residual, sums, into = random(tokens, outputs), random(outputs, inputs), torch.empty(tokens, inputs)
+    expected = [(f"{kind} matmul", result) for kind, result in _exact(x, weight, grad, residual, sums)]
+    torch_onednn.matmul_into(grad, weight, into)
+    found = [
+        torch_onednn.linear(x, weight, residual[0]),
+        torch_onednn.linear_add(residual, x, weight),
+        torch_onednn.matmul(grad, weight),
+        into,
+    ]
+    torch_onednn.accumulate(sums, grad, x, False)
+    for ours, (name, right) in zip([*found, sums], expected, strict=True):
+        error = worst_row(ours, right)
+        if not error <= BOUNDS[torch.float32]:
+            return f"its {name} is off by {error:.1e}, where {BOUNDS[torch.float32]:.0e} is allowed"
+    return None
+
+
+def _exact(x: Tensor, weight: Tensor, grad: Tensor, residual: Tensor, sums: Tensor) -> list[tuple[str, Tensor]]:
+    x, weight, grad, residual, sums = (each.double() for each in (x, weight, grad, residual, sums))
+    forward, backward = x @ weight.t(), grad @ weight
+    return [
+        (FORWARD, forward + residual[0]),
+        (FORWARD, forward + residual),
+        (INPUT_GRADIENT, backward),
+        (INPUT_GRADIENT, backward),
+        (WEIGHT_GRADIENT, sums + grad.t() @ x),
+    ]
