@@ -84,6 +84,14 @@ def _reference(table: dict[str, Any]) -> Record:
         fill_range(part, 0, part.numel, config.run.seed, flat)
         place = view_of(name, parameters).data
         place.copy_(flat.view(place.shape))
+    for (
+        name,
+        parameter,
+    ) in parameters.items():  # the rows of each head's matrices, for an optimizer that takes them one by one
+        if name.endswith("kv_b_proj.weight"):
+            parameter.head_rows = (model_config.nope_head_dim, model_config.value_head_dim)
+        elif name.endswith("q_b_proj.weight"):
+            parameter.head_rows = (model_config.head_dim,)
     decayed = [p for p in parameters.values() if p.dim() > 1]
     plain = [p for p in parameters.values() if p.dim() == 1]
     section = config.optimizer

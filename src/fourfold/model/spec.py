@@ -21,6 +21,7 @@ class ParameterSpec:
     replicated), `kv_heads` that its parts are key and value heads, which several ranks hold copies of where there are fewer heads
     than ranks. Dim 0 of an expert parameter is the experts, split over `ep`. `summed`: for a replicated parameter, when its
     gradient is a partial sum on every tensor-parallel rank: `always`, or under sequence parallelism alone (`sequence`).
+    `head_rows`: rows of the matrices that each head of an up-projection from a latent has, which follow each other.
     """
 
     name: str
@@ -30,6 +31,7 @@ class ParameterSpec:
     tensor_dim: int | None
     kv_heads: bool = False
     summed: Literal["never", "sequence", "always"] = "never"
+    head_rows: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -209,22 +211,23 @@ def _mla(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
     def down(name: str, rows: int) -> ParameterSpec:
         return ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, None, summed="sequence")
 
-    def up(name: str, rows: int, columns: int) -> ParameterSpec:
-        return ParameterSpec(f"{prefix}{name}.weight", (rows, columns), std, True, 0)
+    def up(name: str, head_rows: tuple[int, ...], columns: int) -> ParameterSpec:
+        shape = (heads * sum(head_rows), columns)
+        return ParameterSpec(f"{prefix}{name}.weight", shape, std, True, 0, head_rows=head_rows)
 
-    query = heads * model.head_dim
     residual_std = std / sqrt(2 * model.num_layers)
     parameters = [
         ParameterSpec(f"{prefix}o_proj.weight", (hidden, heads * model.value_head_dim), residual_std, True, 1),
-        up("kv_b_proj", heads * (model.nope_head_dim + model.value_head_dim), rank),
+        up("kv_b_proj", (model.nope_head_dim, model.value_head_dim), rank),
         down("kv_a_proj_with_mqa", rank + model.rope_head_dim),
         _norm(f"{prefix}kv_a_layernorm.weight", rank),
     ]
     if model.query_rank is None:
-        return [*parameters, up("q_proj", query, hidden)]
+        query = heads * model.head_dim
+        return [*parameters, ParameterSpec(f"{prefix}q_proj.weight", (query, hidden), std, True, 0)]
     return [
         *parameters,
-        up("q_b_proj", query, model.query_rank),
+        up("q_b_proj", (model.head_dim,), model.query_rank),
         down("q_a_proj", model.query_rank),
         _norm(f"{prefix}q_a_layernorm.weight", model.query_rank),
     ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
 from fourfold.config.schema import FaultsSection, PrecisionSection
 from fourfold.layout import Layout, check_stages
@@ -122,11 +122,6 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
     if config.layout.virtual_stages is None:
         layout = replace(layout, virtual_stages=find_schedule(layout.schedule).min_virtual_stages)
         check_stages(layout.pp, layout.virtual_stages, model)
-    if config.optimizer.spec.orthogonalizes and layout.tp * layout.etp > 1:
-        raise UserError(
-            f"layout.tp={layout.tp}, layout.etp={layout.etp}: optimizer.name = '{config.optimizer.name}' needs matrices that "
-            "tensor parallelism does not split; allowed: 1; what works: layout.tp=1 layout.etp=1, or optimizer.name=adamw"
-        )
     spec = StepSpec(
         model,
         layout,
@@ -135,7 +130,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         precision.gradients_format,
         config.data.document_mask,
         transport,
-        config.optimizer.spec,
+        config.optimizer.step_spec,
         recipe=gemm_recipe(precision, transport),
     )
     check_schedule(layout.schedule, layout.pp, layout.virtual_stages, -(-layout.num_microbatches // spec.couple))
