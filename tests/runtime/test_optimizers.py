@@ -170,6 +170,6 @@ def test_state_has_the_format_that_the_spec_states(monkeypatch: pytest.MonkeyPat
     narrow = OptimizerSpec("adamw", (StateTensor("a", "bf16"), StateTensor("b")))
     monkeypatch.setattr(AdamWSection, "spec", narrow)
     master = torch.zeros(6, dtype=torch.float64)
-    state = ShardOptimizer(AdamWSection(), master, 3).state
+    state = ShardOptimizer(AdamWSection(), master, [(0, 3, True, 1.0), (3, 6, False, 1.0)]).state
     assert {key: tensor.dtype for key, tensor in state.items()} == {"a": torch.bfloat16, "b": torch.float64}
     assert sum(tensor.nbytes for tensor in state.values()) == 6 * narrow.state_bytes("fp64")

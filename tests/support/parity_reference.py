@@ -17,6 +17,7 @@ from fourfold.program import resolve_step
 from fourfold.runtime.initialize import fill_range
 from tests.support.double import compute_in_double
 from tests.support.modules_ahead import ModulesAhead
+from tests.support.mup_reference import mup_groups
 from tests.support.parity_runs import STEPS, global_batch
 from tests.support.reference_names import view_of
 from tests.support.reference_optimizers import REFERENCES
@@ -96,6 +97,8 @@ def _reference(table: dict[str, Any]) -> Record:
     plain = [p for p in parameters.values() if p.dim() == 1]
     section = config.optimizer
     groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    if model_config.mup_base_hidden_size is not None:
+        groups = mup_groups(parameters, model_config, section)
     optimizer = REFERENCES[section.name].make(groups, section)
     record = Record([], [], {}, {}, {})
     masked = config.data.document_mask

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
 from fourfold.config.schema import FaultsSection, PrecisionSection
 from fourfold.layout import Layout, check_stages
@@ -122,6 +122,11 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
     if config.layout.virtual_stages is None:
         layout = replace(layout, virtual_stages=find_schedule(layout.schedule).min_virtual_stages)
         check_stages(layout.pp, layout.virtual_stages, model)
+    if model.mup_base_hidden_size is not None and config.optimizer.name != "adamw":
+        raise UserError(
+            f"model.mup_base_hidden_size = {model.mup_base_hidden_size}: muP's learning rates are those of AdamW, and "
+            f"optimizer.name = '{config.optimizer.name}'; what works: optimizer.name=adamw, or no mup_base_hidden_size"
+        )
     spec = StepSpec(
         model,
         layout,

@@ -78,6 +78,11 @@ def _build_unit(
     reduce = torch.empty(staging, dtype=grad_dtype, device=device)
     for tensor in (grad, grad_shard, reduce):
         set_storage(tensor, live=False)
+    runs = [
+        (max(first, start) - start, min(last, end) - start, decayed, scale)
+        for first, last, decayed, scale in flat.rate_runs()
+        if first < end and start < last
+    ]
     return Unit(
         flat=flat,
         index=index,
@@ -87,7 +92,7 @@ def _build_unit(
         grad=grad,
         grad_shard=grad_shard,
         reduce=reduce,
-        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start, share.held[-1].high if share.held else 0),
+        optimizer=ShardOptimizer(section, master, runs, share.held[-1].high if share.held else 0),
         share=share,
     )
 
