@@ -82,8 +82,9 @@ def test_the_peak_is_the_declared(layout: dict[str, Any], chosen: str) -> None:
         precision={"compute": "fp32"},
         optimizer={**STATED, "placement": chosen},
     )
-    for result in run_on_ranks(ranks, run_rank, table=table, ranks=ranks, track_memory=True):
-        assert abs(result["predicted_peak"] / result["peak"] - 1) < 0.005
+    results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks, track_memory=True)
+    highest = max(result["peak"] for result in results)  # of the home that has the largest matrices
+    assert abs(results[0]["predicted_peak"] / highest - 1) < 0.005
 
 
 def _unit(name: str, **layout: Any) -> tuple[Any, Any]:
