@@ -2,14 +2,15 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fourfold.config import UserError
 from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
 from fourfold.export import EXPORTS, TrainerJob
+from fourfold.layout import FlatLayout
 from fourfold.model.work import Elementwise
-from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
 from fourfold.program.sizes import buffer_bytes
@@ -22,14 +23,8 @@ from tests.support.programs import by_rank
 names = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-def layout_of(name: str) -> Candidate:
-    """Without tensor parallelism where matrices must not be split."""
-    full = OPTIMIZERS[name].spec.orthogonalizes
-    return replace(LAYOUT, tp=1, dp_shard=LAYOUT.dp_shard * LAYOUT.tp) if full else LAYOUT
-
-
-def section(name: str) -> OptimizerSection:
-    return OPTIMIZERS[name](name=name)
+def section(name: str, **keys: Any) -> OptimizerSection:
+    return OPTIMIZERS[name](name=name, **keys)
 
 
 @names
@@ -55,7 +50,7 @@ def test_state_and_traffic_are_those_of_its_tensors(name: str) -> None:
     """bf16 weights, the rest in fp32: an update reads the gradient, reads and writes master weights and state, writes weights."""
     tensors = len(OPTIMIZERS[name].spec.state)
     asked = request(16, 64, optimizer=section(name))
-    asked_spec = candidate_spec(asked, layout_of(name))
+    asked_spec = candidate_spec(asked, LAYOUT)
     view = rank_view(asked_spec)
     unit, numel = "b0", view.flats["b0"].shard_numel
     numels = [(p.numel, len(p.shape) > 1, each.kind) for each in asked_spec.segments for p in each.parameters]
@@ -75,27 +70,48 @@ def test_state_and_traffic_are_those_of_its_tensors(name: str) -> None:
     assert Durations(prices).local(_update_of(view, unit)) == prices.memory(moved)
 
 
+def _iterations(flat: FlatLayout) -> list[tuple[int, int, int]]:
+    """(start, end, FLOPs) of every matrix of a unit: five iterations of m^2 n, m^3 and m^2 n multiply-adds, m <= n its sides."""
+    found = []
+    for p, start, end in flat.ranges():
+        if len(p.shape) == 2:
+            m, n = sorted(p.spec.shape)
+            found.append((start, end, 5 * 2 * (2 * m * m * n + m**3)))
+    return found
+
+
 def test_matmuls_of_newton_schulz_are_declared_and_priced() -> None:
-    """Five iterations of m^2 n, m^3 and m^2 n multiply-adds for a matrix whose sides are m <= n, of those that the busiest shard
-    has a part of."""
-    asked = request(16, 64, optimizer=section("muon"))
-    view = rank_view(candidate_spec(asked, layout_of("muon")))
+    """On full matrices of those that the busiest shard has a part of."""
+    asked = request(16, 64, optimizer=section("muon", placement="shard"))
+    view = rank_view(candidate_spec(asked, LAYOUT))
     flat, step = view.flats["b0"], _update_of(view, "b0")
     flops = []
     for shard in range(flat.num_shards):
         low, high = flat.shard_range(shard)
-        sides = [sorted(p.shape) for p, start, end in flat.ranges() if len(p.shape) == 2 and start < high and low < end]
-        flops.append(sum(5 * 2 * (2 * m * m * n + m**3) for m, n in sides))
+        flops.append(sum(size for start, end, size in _iterations(flat) if start < high and low < end))
     assert step.flops == max(flops) > 0
     prices = asked.prices(view.spec.layout)
     moved = sum(item.bytes for item in step.work.items[:1] if isinstance(item, Elementwise))
     assert Durations(prices).local(step) > prices.memory(moved) + step.flops / 1e15
 
 
+def test_homes_divide_the_matmuls_and_are_priced() -> None:
+    """The home that has most computes one matrix at least, and no more than longest-first allows; the update computes none."""
+    seconds = {}
+    for chosen in ("shard", "home"):
+        asked = request(16, 64, optimizer=section("muon", placement=chosen))
+        view = rank_view(candidate_spec(asked, LAYOUT))
+        steps = [s for s in lower_step(view).instructions if s.segment == "b0" and s.flops]
+        seconds[chosen] = sum(s.flops for s in steps if s.op in (Op.UPDATE, Op.ORTHOGONALIZE))
+    sizes, ranks = [size for _, _, size in _iterations(view.flats["b0"])], LAYOUT.tp * LAYOUT.dp
+    assert max(sizes) <= seconds["home"] <= max(max(sizes), 4 / 3 * sum(sizes) / ranks + max(sizes))
+    assert seconds["home"] < seconds["shard"]
+
+
 @names
 def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
     asked, spec = request(16, 64, optimizer=section(name)), OPTIMIZERS[name].spec
-    one = candidate_spec(asked, replace(layout_of(name), pp=1))
+    one = candidate_spec(asked, replace(LAYOUT, pp=1))
     more = replace(one, optimizer=replace(spec, state=(*spec.state, StateTensor("another"))))
     programs = [lower_step(rank_view(each)) for each in (one, more)]
     own, wider = (sum(program.buffers[buffer] for buffer in program.resident) for program in programs)
@@ -110,7 +126,7 @@ def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
 def test_an_export_states_the_optimizer_or_says_that_it_does_not(trainer: str) -> None:
     words = {"adamw": "AdamW" if trainer == "torchtitan" else "adam", "sgd": "sgd"}
     for name in OPTIMIZERS:
-        text, missing = EXPORTS[trainer](TrainerJob(request(16, optimizer=section(name)), layout_of(name)))
+        text, missing = EXPORTS[trainer](TrainerJob(request(16, optimizer=section(name)), LAYOUT))
         stated = re.search(rf"optimizer(_name)?[= \"]+{words.get(name, name)}\b", text) is not None
         assert any(f"optimizer {name}" in each for each in missing) == (not stated)
         assert stated or (trainer, name) == ("torchtitan", "sgd") or name not in words

@@ -76,6 +76,18 @@ CASES: dict[str, dict[str, Any]] = {
         **TIED,
     },
     "muon_experts": {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 3, "checked": True, "optimizer": "muon"},
+    "muon_tensor": {
+        **{"tp": 2, "sequence_parallel": True, "dp_shard": 2, "zero": 1, "accumulation": 2},
+        "optimizer": {"name": "muon", "placement": "shard"},
+    },
+    "muon_homes": {
+        **{"tp": 2, "cp": 2, "dp_replicate": 2, "dp_shard": 2, "zero": 3, "sequence_length": 16},
+        "optimizer": {"name": "muon", "placement": "home"},
+    },
+    "muon_experts_homes": {
+        **{"model": deepseek(), "dp_shard": 4, "ep": 2, "etp": 2, "zero": 2},
+        "optimizer": {"name": "muon", "placement": "home", "per_head": True},
+    },
     "deepseek": {"model": deepseek(), "pp": 2, "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
     "overlap": {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 2, "accumulation": 3, "overlap_experts": True},
     "overlap_zero3": {

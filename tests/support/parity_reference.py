@@ -17,6 +17,7 @@ from fourfold.program import resolve_step
 from fourfold.runtime.initialize import fill_range
 from tests.support.double import compute_in_double
 from tests.support.modules_ahead import ModulesAhead
+from tests.support.mup_reference import mup_groups
 from tests.support.parity_runs import STEPS, global_batch
 from tests.support.reference_names import view_of
 from tests.support.reference_optimizers import REFERENCES
@@ -84,10 +85,20 @@ def _reference(table: dict[str, Any]) -> Record:
         fill_range(part, 0, part.numel, config.run.seed, flat)
         place = view_of(name, parameters).data
         place.copy_(flat.view(place.shape))
+    for (
+        name,
+        parameter,
+    ) in parameters.items():  # the rows of each head's matrices, for an optimizer that takes them one by one
+        if name.endswith("kv_b_proj.weight"):
+            parameter.head_rows = (model_config.nope_head_dim, model_config.value_head_dim)
+        elif name.endswith("q_b_proj.weight"):
+            parameter.head_rows = (model_config.head_dim,)
     decayed = [p for p in parameters.values() if p.dim() > 1]
     plain = [p for p in parameters.values() if p.dim() == 1]
     section = config.optimizer
     groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    if model_config.mup_base_hidden_size is not None:
+        groups = mup_groups(parameters, model_config, section)
     optimizer = REFERENCES[section.name].make(groups, section)
     record = Record([], [], {}, {}, {})
     masked = config.data.document_mask

@@ -37,7 +37,7 @@ def make_spec(
     document_mask: bool = False,
     transport: Transport = "exchange",
     checked: bool = False,
-    optimizer: str = "adamw",
+    optimizer: str | dict[str, Any] = "adamw",
     **layout: Any,
 ) -> StepSpec:
     """The spec of a layout whose global batch gives every rank `accumulation` microbatches. Sequence parallelism is off unless the
@@ -49,7 +49,7 @@ def make_spec(
         "batch": {"global_sequences": degree * accumulation, "sequence_length": sequence_length},
         "layout": {"sequence_parallel": False, **layout},
         "precision": precision or {},
-        "optimizer": {"name": optimizer},
+        "optimizer": {"name": optimizer} if isinstance(optimizer, str) else optimizer,
     }
     config = parse_run(table)
     resolved = model if isinstance(model, ModelConfig) else resolve_model(config.model)

@@ -60,7 +60,8 @@ def plain_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 class _Muon(torch.optim.Optimizer):
     """Muon on the matrices of a transformers model, AdamW on the rest. The tables are those with a row for each token of the first
-    parameter's, the embedding; stacked experts [experts, 2 ffn, hidden] are gates above up-projections."""
+    parameter's, the embedding; stacked experts [experts, 2 ffn, hidden] are gates above up-projections. A parameter's `head_rows`
+    are the rows of the matrices that each of its heads has."""
 
     def __init__(self, groups: Groups, section: Any) -> None:
         super().__init__(groups, {})
@@ -82,14 +83,18 @@ class _Muon(torch.optim.Optimizer):
             direction = average
             if section.nesterov:
                 direction = (1 - section.momentum) * weight.grad + section.momentum * average
-            fused = weight.dim() == 3 and weight.shape[2] == self._hidden
-            parts = direction.chunk(2, dim=1) if fused else (direction,)
-            rows, columns = parts[0].shape[-2:]
-            ratio = max(1, rows / columns) ** 0.5
-            if section.adjust_lr == "match_rms_adamw":
-                ratio = 0.2 * max(rows, columns) ** 0.5
-            step = torch.cat([plain_orthogonal(part) for part in parts], dim=1 if fused else 0)
-            weight.mul_(1 - section.lr * section.weight_decay).sub_(step, alpha=section.lr * ratio)
+            parts: tuple[torch.Tensor, ...] = (direction,)
+            if weight.dim() == 3 and weight.shape[2] == self._hidden:
+                parts = direction.chunk(2, dim=1)
+            elif section.per_head and hasattr(weight, "head_rows"):
+                parts = direction.view(-1, sum(weight.head_rows), weight.shape[1]).split(weight.head_rows, dim=1)
+            step = torch.cat([self._ratio(*part.shape[-2:]) * plain_orthogonal(part) for part in parts], dim=-2)
+            weight.mul_(1 - section.lr * section.weight_decay).sub_(step.view_as(weight), alpha=section.lr)
+
+    def _ratio(self, rows: int, columns: int) -> float:
+        if self._section.adjust_lr == "match_rms_adamw":
+            return 0.2 * max(rows, columns) ** 0.5
+        return max(1, rows / columns) ** 0.5
 
 
 REFERENCES = {

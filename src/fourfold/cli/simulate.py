@@ -8,6 +8,7 @@ from fourfold.cli.options import Flag, check_pp_rank, print_json
 from fourfold.config.schema import GemmDtype
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_interval import interval_lines
+from fourfold.report.format_matrices import matrix_lines
 from fourfold.report.format_nearest import nearest_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
@@ -141,6 +142,7 @@ def _text(found: SimulationResult, pp_rank: int | None, memory: bool) -> list[st
         f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
         "",
         *step_lines(summary),
+        *matrix_lines(summary),
         *interval_lines(summary),
         *([found.published.line(summary.seconds)] if found.published is not None else []),
         "",

@@ -183,6 +183,27 @@ def _own_block(model: ModelConfig) -> str | None:
     return None
 
 
+def _mup(model: ModelConfig) -> str | None:
+    """muP by initialisation and learning rates alone."""
+    base, head = model.mup_base_hidden_size, model.mup_base_head_dim
+    if base is None:
+        return None
+    stated = f"model.mup_base_hidden_size = {base}"
+    if model.tie_embeddings:
+        return f"{stated}: muP gives embedding and unembedding different scales; a value that works: tie_embeddings = false"
+    for key in ("key_value_rank", "mtp_layers", "block"):
+        if value := getattr(model, key):
+            return (
+                f"{stated} is not known for model.{key} = {value!r}; what works: {key} = 0, or no mup_base_hidden_size"
+            )
+    if head not in (None, model.head_dim) and model.qk_norm:
+        return (
+            f"model.mup_base_head_dim = {head} is not model.head_dim = {model.head_dim}: norms of queries and keys undo scores' "
+            f"scale; a value that works: mup_base_head_dim = {model.head_dim}, with more heads"
+        )
+    return None
+
+
 _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _own_block,
     _heads,
@@ -193,4 +214,5 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _feed_forward,
     _multi_token,
     _balancing,
+    _mup,
 )

@@ -32,6 +32,9 @@ class ModelConfig:
     sliding_window: int | None = None
     max_position: int = 131072
     init_std: float = 0.02
+    mup_base_hidden_size: int | None = None
+    mup_base_head_dim: int | None = None
+    """The width of which `init_std` and learning rates are stated under muP; None: the standard parametrization."""
 
     num_experts: int = 0
     top_k: int = 0

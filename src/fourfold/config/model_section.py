@@ -95,6 +95,11 @@ class ModelSection(Section):
     """Longest sequence [tokens]. Default: 131072."""
     init_std: Annotated[float, Field(gt=0)] | None = None
     """Standard deviation of random initial weights. Default: 0.02."""
+    mup_base_hidden_size: PositiveInt | None = None
+    """muP (Yang et al. 2022): `init_std` and `optimizer.lr` are those of a model of this width, and every parameter gets its own by
+    `hidden_size`, so that they hold for all widths. Needs AdamW and untied embeddings. Left out: the standard parametrization."""
+    mup_base_head_dim: PositiveInt | None = None
+    """muP: `head_dim` of that model, where heads widen too. Left out: `head_dim`; width is a matter of more heads."""
 
     num_experts: Count | None = None
     """Routed experts of a mixture-of-experts block. 0: a dense model."""

@@ -6,7 +6,7 @@ there, a reference implementation in `tests/support/reference_optimizers.py`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
@@ -17,6 +17,10 @@ from fourfold.config.section import DTYPE_BYTES, Dtype, Section
 Weight = Annotated[float, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The decay rate of a running mean."""
+
+
+MatrixPlacement = Literal["auto", "shard", "home"]
+"""Who orthogonalizes a matrix: the ranks whose shards have elements of it, or one rank, or whichever is cheaper."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,13 @@ class StateTensor:
 class OptimizerSpec:
     """State and traffic of an optimizer. An update is elementwise: a rank updates its shard with its shard of the gradient and
     of the state, and sends nothing. `name`: as in the run file. `orthogonalizes`: the update of a hidden matrix needs all of it
-    (`program/matrices.py`)."""
+    (`program/matrices.py`); `placement`, `per_head`: where, and in which matrices."""
 
     name: str
     state: tuple[StateTensor, ...]
     orthogonalizes: bool = False
+    placement: MatrixPlacement = "auto"
+    per_head: bool = False
 
     def state_bytes(self, master: str, matrix: bool = False) -> int:
         """Bytes of state a parameter, or an element of a hidden matrix; `master`: the format of the master weights."""
@@ -75,6 +81,11 @@ class OptimizerSection(Section):
     """Weight decay of matrices; norms and biases are not decayed."""
     clip_norm: Weight | None = 1.0
     """Largest global norm of the gradients; larger ones are scaled down to it. 0: no clipping."""
+
+    @property
+    def step_spec(self) -> OptimizerSpec:
+        """The optimizer with these keys, as programs are compiled for it."""
+        return self.spec
 
     @field_validator("clip_norm")
     @classmethod
@@ -165,6 +176,15 @@ class MuonSection(OptimizerSection):
     """AdamW's decay rates."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's, added to the root of the squares' average."""
+    per_head: bool = False
+    """Whether MLA's up-projections of queries, keys and values are orthogonalized head by head."""
+    placement: MatrixPlacement = "auto"
+    """Who orthogonalizes a matrix: `shard`, every rank that has elements of it; `home`, one rank, which sends the result; `auto`,
+    whichever is cheaper for the unit."""
+
+    @property
+    def step_spec(self) -> OptimizerSpec:
+        return replace(self.spec, per_head=self.per_head, placement=self.placement)
 
 
 OPTIMIZERS: dict[str, type[OptimizerSection]] = {

@@ -122,6 +122,8 @@ def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
     """Settings that no other trainer's file can name. `optimizers`: of the run file, those that it has."""
     block = job.model.block
     missing = [] if block is None else [f"model.block = {block!r}: their model has to have the same block"]
+    if (base := job.model.mup_base_hidden_size) is not None:
+        missing.append(f"model.mup_base_hidden_size = {base}: state muP's initialisation and learning rates there")
     if job.optimizer.name not in optimizers:
         missing.append(f"optimizer {job.optimizer.name}: is priced here, but not stated there: state it")
     return missing

@@ -141,9 +141,10 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
     "mtp_layers": ("mtp_loss",),
+    "mup_base_hidden_size": ("mup_base_head_dim",),
 }
 """Keys that mean nothing where another is 0."""
-_EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1}
+_EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1, "mup_base_hidden_size": 256}
 """Values that work, for messages."""
 
 

@@ -65,6 +65,18 @@ class FlatLayout:
         """(axis, start, end) of the elements that several ranks along a tensor-parallel axis hold alike."""
         return self.ranges_by(_copies)
 
+    def rate_runs(self) -> list[tuple[int, int, bool, float]]:
+        """(start, end, whether decayed, factor of the learning rate) of all elements, padding included, alike neighbours
+        together."""
+        found: list[tuple[int, int, bool, float]] = []
+        tail = [(self.numel, self.padded_numel, False, 1.0)]
+        own = [(start, end, p.weight_decay, p.spec.lr_scale) for p, start, end in self.ranges()]
+        for start, end, decayed, scale in own + tail:
+            if found and found[-1][2:] == (decayed, scale):
+                start = found.pop()[0]
+            found.append((start, end, decayed, scale))
+        return found
+
     def ranges_by(self, axis_of: Callable[[LocalParameter], str | None]) -> tuple[tuple[str, int, int], ...]:
         """(axis, start, end) of the parameters that have an axis, neighbours of one axis together."""
         found: list[tuple[str, int, int]] = []

@@ -3,6 +3,7 @@
 The quintic coefficients are those of that text, as `torch.optim.Muon` has them. The singular values end between about 0.7 and 1.2.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from fourfold.model.operations import Array, Operations
@@ -33,13 +34,21 @@ def orthogonalize(ops: Operations, matrix: Array) -> Array:
     return x.t() if rows > columns else x
 
 
+def assemble(ops: Operations, pieces: Sequence[Sequence[Array]], rows: int, columns: int, dim: int) -> Array:
+    """The full matrix. `pieces`: [rows, columns] each, in order along `dim`, each in flat chunks that follow each other."""
+    parts = [(each[0] if len(each) == 1 else ops.concatenate(each)).view(rows, columns) for each in pieces]
+    return parts[0] if len(parts) == 1 else ops.concatenate(parts, dim)
+
+
 @lru_cache(maxsize=256)
-def recorded(rows: int, columns: int, dtype: str) -> tuple[Work, int]:
-    """The work of one matrix, and the bytes of its workspace, the result included."""
+def recorded(rows: int, columns: int, dtype: str, dim: int = 0, chunks: tuple[int, ...] = (1,)) -> tuple[Work, int]:
+    """The work of one matrix, and the bytes of its workspace, the result included. `chunks`: in how many each of its pieces [rows,
+    columns] arrives."""
     recording = Recording(staging=False)
     ops = RecorderOperations(recording)
-    matrix = ops.outside((rows, columns), dtype)
+    sizes = [[rows * columns - number + 1, *[1] * (number - 1)] for number in chunks]  # their sum alone matters
+    pieces = [[ops.outside((size,), dtype) for size in each] for each in sizes]
     recording.begin()
-    result = orthogonalize(ops, matrix)
+    result = orthogonalize(ops, assemble(ops, pieces, rows, columns, dim))
     del result
     return recording.recorded(), recording.peak

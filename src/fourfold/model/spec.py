@@ -1,11 +1,12 @@
 """A model as a list of segments, and each segment's parameters as data: names, shapes, initialisation, sharding rule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod, sqrt
 from typing import Literal
 
 from fourfold.config import ModelConfig
+from fourfold.model.mup import mup_factors
 from fourfold.model.own.declare import own_parameters
 
 Domain = Literal["dense", "expert"]
@@ -21,6 +22,8 @@ class ParameterSpec:
     replicated), `kv_heads` that its parts are key and value heads, which several ranks hold copies of where there are fewer heads
     than ranks. Dim 0 of an expert parameter is the experts, split over `ep`. `summed`: for a replicated parameter, when its
     gradient is a partial sum on every tensor-parallel rank: `always`, or under sequence parallelism alone (`sequence`).
+    `head_rows`: rows of the matrices that each head of an up-projection from a latent has, which follow each other. `lr_scale`: its
+    learning rate is `optimizer.lr` times this.
     """
 
     name: str
@@ -30,6 +33,8 @@ class ParameterSpec:
     tensor_dim: int | None
     kv_heads: bool = False
     summed: Literal["never", "sequence", "always"] = "never"
+    head_rows: tuple[int, ...] = ()
+    lr_scale: float = 1.0
 
     @property
     def numel(self) -> int:
@@ -106,12 +111,24 @@ def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     norm += [_norm(f"{_module_prefix(model, k)}shared_head.norm.weight", hidden) for k in range(model.mtp_layers)]
     head_own = tuple(norm) if model.tie_embeddings else (unembedding, *norm)
     head_units = ("head", "embed") if model.tie_embeddings else ("head",)
-    return (
+    segments = (
         Segment("embed", "embedding", (UnitSpec("embed", "dense", tuple(tables)),), ("embed",)),
         *(_block(model, layer) for layer in range(model.num_layers)),
         *(_module(model, k) for k in range(model.mtp_layers)),
         Segment("head", "head", (UnitSpec("head", "dense", head_own),), head_units),
     )
+    return tuple(replace(each, own=tuple(_parametrized(model, unit) for unit in each.own)) for each in segments)
+
+
+def _parametrized(model: ModelConfig, unit: UnitSpec) -> UnitSpec:
+    """The unit with the initialisation and learning rates of `model/mup.py`."""
+    if model.mup_base_hidden_size is None:
+        return unit
+    found = []
+    for spec in unit.parameters:
+        std, rate = mup_factors(model, spec.name, spec.weight_decay)
+        found.append(replace(spec, init_std=spec.init_std and spec.init_std * std, lr_scale=rate))
+    return replace(unit, parameters=tuple(found))
 
 
 def _norm(name: str, width: int, summed: Literal["sequence", "always"] = "sequence") -> ParameterSpec:
@@ -209,22 +226,23 @@ def _mla(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
     def down(name: str, rows: int) -> ParameterSpec:
         return ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, None, summed="sequence")
 
-    def up(name: str, rows: int, columns: int) -> ParameterSpec:
-        return ParameterSpec(f"{prefix}{name}.weight", (rows, columns), std, True, 0)
+    def up(name: str, head_rows: tuple[int, ...], columns: int) -> ParameterSpec:
+        shape = (heads * sum(head_rows), columns)
+        return ParameterSpec(f"{prefix}{name}.weight", shape, std, True, 0, head_rows=head_rows)
 
-    query = heads * model.head_dim
     residual_std = std / sqrt(2 * model.num_layers)
     parameters = [
         ParameterSpec(f"{prefix}o_proj.weight", (hidden, heads * model.value_head_dim), residual_std, True, 1),
-        up("kv_b_proj", heads * (model.nope_head_dim + model.value_head_dim), rank),
+        up("kv_b_proj", (model.nope_head_dim, model.value_head_dim), rank),
         down("kv_a_proj_with_mqa", rank + model.rope_head_dim),
         _norm(f"{prefix}kv_a_layernorm.weight", rank),
     ]
     if model.query_rank is None:
-        return [*parameters, up("q_proj", query, hidden)]
+        query = heads * model.head_dim
+        return [*parameters, ParameterSpec(f"{prefix}q_proj.weight", (query, hidden), std, True, 0)]
     return [
         *parameters,
-        up("q_b_proj", query, model.query_rank),
+        up("q_b_proj", (model.head_dim,), model.query_rank),
         down("q_a_proj", model.query_rank),
         _norm(f"{prefix}q_a_layernorm.weight", model.query_rank),
     ]

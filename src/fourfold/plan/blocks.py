@@ -208,5 +208,5 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
     )
     formats = (request.precision.compute, request.precision.master_format, request.precision.gradients_format)
     recipe = gemm_recipe(request.precision, request.transport)
-    spec = StepSpec(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)
+    spec = StepSpec(model, layout, *formats, request.document_mask, request.transport, request.optimizer.step_spec)
     return replace(spec, recipe=recipe)

@@ -57,15 +57,13 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
     model, devices, choices = request.model, request.devices, request.constraints.choices
     policies = RECOMPUTE if model.block is None else ("none", "full")
     for tp in choices("tp", _divisors(devices, MAX_TENSOR), {}):
-        if devices % tp or not splits_tensors(model, tp) or (tp > 1 and request.optimizer.spec.orthogonalizes):
+        if devices % tp or not splits_tensors(model, tp):
             continue
         for cp in choices("cp", _divisors(devices // tp, MAX_CONTEXT), {"tp": tp}):
             if devices // tp % cp or (cp > 1 and request.sequence_length % (sequence_multiple(cp) * tp)):
                 continue
             for method in _context_methods(request, tp, cp):
                 for ep, etp in _expert_degrees(request, tp):
-                    if etp > 1 and request.optimizer.spec.orthogonalizes:
-                        continue
                     known = {"tp": tp, "cp": cp, "ep": ep, "etp": etp}
                     for microbatch in choices("microbatch_sequences", MICROBATCHES, known):
                         if request.global_sequences % microbatch or microbatch > request.global_sequences:

@@ -6,7 +6,8 @@ master/U      the shard in the master format, where formats differ     saved/S/m
 optimizer/U   optimizer states of the shard                            deferred/S/m operands of S's deferred weight gradients
 grad/U        full gradients of the unit                               batch/m      tokens, targets, positions
 grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     staging buffer of a reduction
-direction/U   the shard's part of Muon's directions                    matrices/U   all of them, where shards cut matrices
+direction/U   the shard's part of Muon's directions                    matrices/U   those of all ranks with parts of a matrix
+home/U        this rank's results for the matrices whose home it is    homes/U      those of all homes
 dispatched/S/m, combined/S/m    a forward of S in parts, with rows for the experts, and with their outputs
 ddispatched/S/m, dcombined/S/m  a backward of S in parts, likewise
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
@@ -58,9 +59,23 @@ def direction(flat: FlatLayout) -> str:
     return f"direction/{flat.unit}"
 
 
-def matrices(flat: FlatLayout) -> str:
-    """The buffer of the full directions that an update orthogonalizes."""
-    return f"matrices/{flat.unit}" if flat.zero else direction(flat)
+def matrices(flat: FlatLayout, brought: bool) -> str:
+    """The buffer of the full directions that are orthogonalized: gathered, or there already."""
+    return f"matrices/{flat.unit}" if brought else direction(flat)
+
+
+def home(flat: FlatLayout) -> str:
+    """The buffer that ORTHOGONALIZE writes."""
+    return f"home/{flat.unit}"
+
+
+FULL_MATRICES = ("direction", "matrices", "homes")
+"""Kinds of what an update reads of matrices beside gradient and state."""
+
+
+def homes(flat: FlatLayout) -> str:
+    """The buffer of the results of all homes."""
+    return f"homes/{flat.unit}"
 
 
 def gradient(flat: FlatLayout) -> str:

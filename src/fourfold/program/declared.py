@@ -10,9 +10,10 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
+from fourfold.program.declared_matrices import MATRIX_OPS, declared_of_matrices, declared_of_update
 from fourfold.program.declared_parts import declared_in_parts
 from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, SENDS, TRANSFERS, Instruction, Op
-from fourfold.program.matrices import hidden_matrices, orthogonalization
+from fourfold.program.matrices import hidden_matrices
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
 from fourfold.program.view import RankView
@@ -74,14 +75,9 @@ def _of_unit(step: Instruction, unit: str, view: RankView, training: bool) -> li
         return [Declared((params,), (params,), sends(*gather))]
     if step.op is Op.UPDATE:
         return [_update(unit, view)]
-    if step.op is Op.MOMENTUM and hidden_matrices(view.spec, flat):
-        state, own, numbers = f"optimizer/{unit}", f"direction/{unit}", flat.shard_numel * DTYPE_BYTES[view.spec.master]
-        read = flat.shard_numel * DTYPE_BYTES[view.spec.gradients] + buffer_bytes(view, own)
-        reads, writes = tuple(sorted((name.gradient(flat), state))), tuple(sorted((state, own)))
-        return [Declared(reads, writes, _then(read + 2 * numbers), 3 * numbers)]
-    if step.op is Op.BRING and flat.zero and hidden_matrices(view.spec, flat):
-        gather = _over(view, "all_gather", flat.shard_axes, flat.padded_numel * DTYPE_BYTES[view.spec.compute])
-        return [Declared((f"direction/{unit}",), (f"matrices/{unit}",), sends(*gather))]
+    if step.op in MATRIX_OPS and hidden_matrices(view.spec, flat):
+        found = declared_of_matrices(step.op, view.spec, flat)
+        return [Declared(*each) for each in found]
     if step.op is Op.REDUCE_TIED and unit == view.tied_unit:
         gradient = name.gradient(flat)
         size = flat.shard_numel * DTYPE_BYTES[view.spec.gradients]
@@ -189,8 +185,7 @@ def _update(unit: str, view: RankView) -> Declared:
     flat, spec = view.flats[unit], view.spec
     state = (name.values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
     converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
-    work, workspace = orthogonalization(spec, flat)
-    full = [f"{'matrices' if flat.zero else 'direction'}/{unit}"] if hidden_matrices(spec, flat) else []
+    full, work, workspace = declared_of_update(spec, flat)
     reads = tuple(sorted((*state, *full, name.gradient(flat))))
     rest = min(flat.shard_numel, flat.padded_numel - flat.matrix_numel)
     moved = spec.update_bytes(flat.shard_numel, flat.shard_numel - rest)

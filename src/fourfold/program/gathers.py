@@ -6,7 +6,7 @@ from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
 from fourfold.program.parts import PARTS
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import unit_bytes
-from fourfold.program.update import over
+from fourfold.program.totals import over
 from fourfold.program.view import RankView
 
 

@@ -29,7 +29,9 @@ class Op(Enum):
     CHECKSUM                compares checksums of what several ranks hold alike
     CLIP_NORM               computes the global gradient norm, and whether every gradient is finite
     MOMENTUM                moves the momentum of a unit's hidden matrices (Muon) and makes their direction
-    BRING                   all-gathers a unit's directions: a shard has parts of matrices, their update needs them full
+    BRING                   all-gathers a unit's directions: a rank has parts of matrices, their update needs them full
+    ORTHOGONALIZE           computes the steps of the matrices whose home this rank is (Newton-Schulz)
+    ALL_GATHER_HOMES        all-gathers what all homes computed
     UPDATE                  runs the optimizer on the local shard
     PARAMETER_ALL_GATHER    all-gathers parameters that ZeRO-1 and 2 updated shard by shard
     WAIT                    joins what an earlier instruction started; `handle` is that instruction's short form
@@ -65,6 +67,8 @@ class Op(Enum):
     CLIP_NORM = "C"
     MOMENTUM = "M"
     BRING = "A"
+    ORTHOGONALIZE = "O"
+    ALL_GATHER_HOMES = "Q"
     UPDATE = "U"
     PARAMETER_ALL_GATHER = "P"
     WAIT = "wait"
@@ -82,7 +86,16 @@ TRANSFERS = SENDS | RECEIVES
 STARTS = (
     TRANSFERS
     | ALL_TO_ALLS
-    | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.BRING, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
+    | {
+        Op.GATHER,
+        Op.REDUCE,
+        Op.REDUCE_TIED,
+        Op.BRING,
+        Op.ALL_GATHER_HOMES,
+        Op.PARAMETER_ALL_GATHER,
+        Op.COUNT,
+        Op.SUM_LOSS,
+    }
 )
 
 _WORDS = {op: op.value for op in Op}

@@ -37,7 +37,8 @@ def launches_beside(step: Instruction | Pattern, view: RankView) -> int:
         return _BALANCE + of_router * len(view.moe_segments)
     if op is Op.UPDATE and step.segment is not None:
         flat = view.flats[step.segment]
-        return int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel)
+        rates = len({p.spec.lr_scale for p in flat.parameters if p.weight_decay})
+        return int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel) + max(0, rates - 1)
     if op is Op.REDUCE:
         return int(any(str(name).startswith("reduce/") for name in step.writes))
     return 0

@@ -14,7 +14,7 @@ from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
-from fourfold.program.update import over
+from fourfold.program.totals import over
 from fourfold.program.view import RankView
 
 

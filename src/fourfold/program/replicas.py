@@ -13,8 +13,7 @@ from fourfold.program.buffers import values
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import buffer_bytes
-from fourfold.program.totals import SCALAR_BYTES
-from fourfold.program.update import over
+from fourfold.program.totals import SCALAR_BYTES, over
 from fourfold.program.view import RankView
 
 

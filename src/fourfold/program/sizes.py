@@ -4,6 +4,7 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.model.work import SavedParts
+from fourfold.program.homes import placement
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import SCALAR_BYTES
 from fourfold.program.view import RankView
@@ -59,7 +60,6 @@ _UNIT_BUFFERS = {
     "grad": ("padded_numel", "gradients"),
     "grad_shard": ("shard_numel", "gradients"),
     "direction": ("shard_numel", "compute"),
-    "matrices": ("padded_numel", "compute"),
 }
 """Elements, of a `FlatLayout`, and number format, of a `StepSpec`."""
 
@@ -68,11 +68,22 @@ def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
     """Size of one of a unit's buffers. Raises `KeyError` for a kind that units have not."""
     if kind == "reduce":
         return _staging_bytes(spec, flat)
+    if kind in ("matrices", "home", "homes"):
+        return _matrix_bytes(spec, kind, flat)
     if kind == "optimizer":
         return spec.state_bytes(flat.shard_numel, fewest_matrix_elements(flat))
     numel, dtype = _UNIT_BUFFERS[kind]
     size: int = getattr(flat, numel) * DTYPE_BYTES[getattr(spec, dtype)]
     return size
+
+
+def _matrix_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
+    """Bytes of directions that were gathered, of a home's results, of those of all homes."""
+    plan, layout = placement(spec, flat), spec.layout
+    elements = plan.slot * (layout.group_size(plan.homes) if kind == "homes" else 1)
+    if kind == "matrices":
+        elements = flat.shard_numel * layout.group_size(plan.bring)
+    return elements * DTYPE_BYTES[spec.compute]
 
 
 def fewest_matrix_elements(flat: FlatLayout) -> int:

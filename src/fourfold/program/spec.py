@@ -122,10 +122,10 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
     if config.layout.virtual_stages is None:
         layout = replace(layout, virtual_stages=find_schedule(layout.schedule).min_virtual_stages)
         check_stages(layout.pp, layout.virtual_stages, model)
-    if config.optimizer.spec.orthogonalizes and layout.tp * layout.etp > 1:
+    if model.mup_base_hidden_size is not None and config.optimizer.name != "adamw":
         raise UserError(
-            f"layout.tp={layout.tp}, layout.etp={layout.etp}: optimizer.name = '{config.optimizer.name}' needs matrices that "
-            "tensor parallelism does not split; allowed: 1; what works: layout.tp=1 layout.etp=1, or optimizer.name=adamw"
+            f"model.mup_base_hidden_size = {model.mup_base_hidden_size}: muP's learning rates are those of AdamW, and "
+            f"optimizer.name = '{config.optimizer.name}'; what works: optimizer.name=adamw, or no mup_base_hidden_size"
         )
     spec = StepSpec(
         model,
@@ -135,7 +135,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         precision.gradients_format,
         config.data.document_mask,
         transport,
-        config.optimizer.spec,
+        config.optimizer.step_spec,
         recipe=gemm_recipe(precision, transport),
     )
     check_schedule(layout.schedule, layout.pp, layout.virtual_stages, -(-layout.num_microbatches // spec.couple))

@@ -2,10 +2,16 @@
 
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
-from fourfold.layout.mesh import DATA_AXES
+from fourfold.layout.mesh import DATA_AXES, axes_name
+from fourfold.model.work import Collective, CollectiveKind
 from fourfold.program.spec import StepSpec
 
 SCALAR_BYTES = 8
+
+
+def over(layout: Layout, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> Collective:
+    """A collective over these axes, all active."""
+    return Collective(kind, axes_name(axes), size, layout.group_size(axes))
 
 
 def data_axes(layout: Layout) -> tuple[str, ...]:

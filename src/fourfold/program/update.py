@@ -1,24 +1,19 @@
 """The end of a step: tied gradients, loads of experts, norm, optimizer, parameter all-gather; and the sums that the loss needs."""
 
 from fourfold.config import DTYPE_BYTES
-from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
-from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends, touches
+from fourfold.model.work import NOTHING, Collective, Elementwise, Work, sends, touches
 from fourfold.program import totals
-from fourfold.program.buffers import direction, gradient, matrices, values
+from fourfold.program.buffers import gradient, values
 from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
-from fourfold.program.matrices import hidden_matrices, orthogonalization
+from fourfold.program.orthogonalize import before_updates, read_by_update
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import fewest_matrix_elements, unit_bytes
 from fourfold.program.spec import StepSpec
+from fourfold.program.totals import over
 from fourfold.program.view import RankView
 
 _COMPUTES = BACKWARD_OPS | {Op.FORWARD}
-
-
-def over(layout: Layout, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> Collective:
-    """A collective over these axes, all active."""
-    return Collective(kind, axes_name(axes), size, layout.group_size(axes))
 
 
 def append_update(steps: list[Step], view: RankView) -> list[Step]:
@@ -29,13 +24,12 @@ def append_update(steps: list[Step], view: RankView) -> list[Step]:
     read = sum(unit_bytes(spec, gradient(flat).partition("/")[0], flat) for flat in view.flats.values())
     norm = Instruction(Op.CLIP_NORM, reads=grads, work=Work((Elementwise(read, read), *summed.items)))
     result = [*_reduce_tied(view), *_balance(view), norm]
-    waits, preparing = [], _prepare(view)
+    waits, preparing = [], before_updates(view)
     for unit, flat in view.flats.items():
         result += preparing.pop(0)
         state = (values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
         converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
-        work, workspace = orthogonalization(spec, flat)
-        directions = (matrices(flat),) if work.items else ()
+        directions, work, workspace = read_by_update(spec, flat)
         update = Instruction(
             Op.UPDATE,
             unit,
@@ -56,42 +50,6 @@ def append_update(steps: list[Step], view: RankView) -> list[Step]:
             result.append(all_gather)
             waits.append(Instruction(Op.WAIT, handle=all_gather.short))
     return steps + [(Pattern.of_first(each), None) for each in result + waits]
-
-
-def _prepare(view: RankView) -> list[list[Instruction]]:
-    """For each unit, the instructions before its update: those of the next unit's directions start first, so that they arrive
-    beside it."""
-    started, joined = list[list[Instruction]](), list[list[Instruction]]()
-    for unit, flat in view.flats.items():
-        started.append([])
-        joined.append([])
-        if not hidden_matrices(view.spec, flat):
-            continue
-        state, own = f"optimizer/{unit}", direction(flat)
-        moved = unit_bytes(view.spec, "grad_shard", flat) + unit_bytes(view.spec, "direction", flat)
-        moved += 2 * flat.shard_numel * DTYPE_BYTES[view.spec.master]
-        converted = 3 * flat.shard_numel * DTYPE_BYTES[view.spec.master]
-        started[-1].append(
-            Instruction(
-                Op.MOMENTUM,
-                unit,
-                reads=(gradient(flat), state),
-                writes=(state, own),
-                work=touches(moved),
-                workspace_bytes=converted,
-            )
-        )
-        if flat.zero:
-            gather = over(view.spec.layout, "all_gather", flat.shard_axes, unit_bytes(view.spec, "matrices", flat))
-            bring = Instruction(
-                Op.BRING, unit, reads=(own,), writes=(matrices(flat),), work=sends(gather), stream=gather.axes
-            )
-            started[-1].append(bring)
-            joined[-1].append(Instruction(Op.WAIT, handle=bring.short, frees=(own,)))
-    following = [*started[1:], []]
-    result = [[*after, *wait] for after, wait in zip(following, joined, strict=True)]
-    result[0] = [*started[0], *result[0]]
-    return result
 
 
 def _reduce_tied(view: RankView) -> list[Instruction]:

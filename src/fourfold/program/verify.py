@@ -85,7 +85,7 @@ def _named(ranks: Sequence[int], shown: int = 8) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:shown]))}{more}"
 
 
-_FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE, Op.BRING}
+_FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE, Op.BRING, Op.ALL_GATHER_HOMES}
 """Operations that fill a buffer anew."""
 
 

@@ -35,6 +35,8 @@ MEANINGS = {
     Op.CLIP_NORM: "gradient norm",
     Op.MOMENTUM: "momentum of matrices",
     Op.BRING: "all-gather directions (Muon)",
+    Op.ORTHOGONALIZE: "orthogonalize own matrices",
+    Op.ALL_GATHER_HOMES: "all-gather orthogonal matrices",
     Op.UPDATE: "optimizer update",
     Op.PARAMETER_ALL_GATHER: "all-gather updated parameters",
     Op.WAIT: "join what was started",

@@ -41,7 +41,10 @@ MEMORY = {
         ("saved", "hidden", "dhidden", "deferred", "dispatched", "combined", "ddispatched", "dcombined"),
     ),
     "temporary": Colour(
-        "temporary", "#e8b04b", "#efc26c", ("workspace", "batch", "rope", "router", "direction", "matrices")
+        "temporary",
+        "#e8b04b",
+        "#efc26c",
+        ("workspace", "batch", "rope", "router", "direction", "matrices", "home", "homes"),
     ),
     "software": Colour("software", "#8b95a1", "#6d7884", ("software",)),
 }
@@ -53,7 +56,7 @@ OPERATIONS = {
     "I": Colour("input gradient", "#0b5563", "#7adbe3", ("I",)),
     "W": Colour("weight gradient", "#96611a", "#d9a252", ("W",)),
     "K": Colour("recompute", "#94407f", "#cf8fc4", ("K",)),
-    "U": Colour("optimizer", "#7440cc", "#9d6cf5", ("U", "M")),
+    "U": Colour("optimizer", "#7440cc", "#9d6cf5", ("U", "M", "O")),
 }
 """`kinds`: operations of a program by their letters. A part of a pass has the colour of the pass."""
 

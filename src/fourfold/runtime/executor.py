@@ -13,6 +13,7 @@ from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
+from fourfold.program.homes import placement
 from fourfold.program.instruction import ALL_TO_ALLS, STARTS
 from fourfold.program.totals import num_losses
 from fourfold.program.view import RankView
@@ -108,7 +109,9 @@ class Executor:
             Op.CHECKSUM: lambda step: self.replicas.compare(),
             Op.CLIP_NORM: self._clip_norm,
             Op.MOMENTUM: self._move,
-            Op.BRING: self._bring,
+            Op.BRING: self._gather_matrices,
+            Op.ORTHOGONALIZE: self._orthogonalize,
+            Op.ALL_GATHER_HOMES: self._gather_matrices,
             Op.UPDATE: self._update,
             Op.PARAMETER_ALL_GATHER: self._all_gather_parameters,
             Op.WAIT: self._wait,
@@ -329,17 +332,25 @@ class Executor:
         if not self._skips():
             self._live[buffers.direction(unit.flat)].copy_(self._muon.move(unit, self._scale))
 
-    def _bring(self, step: Instruction) -> None:
+    def _orthogonalize(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        full = self._live[buffers.matrices(unit.flat)] = torch.empty_like(unit.params)
-        self._start(step, self._group(step).all_gather(full, self._live[buffers.direction(unit.flat)]))
+        own = self._live[step.writes[0]] = unit.shard.new_empty(placement(self.view.spec, unit.flat).slot)
+        if not self._skips():
+            self._muon.orthogonalize(unit, self._live[step.reads[0]], own)
+
+    def _gather_matrices(self, step: Instruction) -> None:
+        """The all-gather of directions, or of homes' results."""
+        part = self._live[step.reads[0]]
+        full = self._live[step.writes[0]] = part.new_empty(part.numel() * step.collectives[0].group_size)
+        self._start(step, self._group(step).all_gather(full, part))
 
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
         if self._skips():
             return
         unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
-        if (full := self._live.get(buffers.matrices(unit.flat))) is not None:
-            self._muon.update(unit, full, self._lr, self._scale)
+        if unit.share.held:
+            given = next(name for name in step.reads if name.partition("/")[0] in buffers.FULL_MATRICES)
+            self._muon.update(unit, self._live[given], self._lr, self._scale)
         if unit.master is not unit.shard:
             unit.shard.copy_(unit.master)

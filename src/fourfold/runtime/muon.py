@@ -1,5 +1,6 @@
-"""Muon's arithmetic on one unit's shard (Jordan et al. 2024): the momentum's direction, and the update by full matrices."""
+"""Muon's arithmetic on one unit (Jordan et al. 2024): the momentum's direction, full matrices, the update of the shard."""
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.model import torch_operations
-from fourfold.model.newton_schulz import orthogonalize
+from fourfold.model.newton_schulz import assemble, orthogonalize
 from fourfold.program.matrices import Matrix
 from fourfold.runtime.optimizer import DeviceClip
 from fourfold.runtime.units import Unit
@@ -25,25 +26,64 @@ class MatrixOptimizer:
         section, average = self._section, unit.optimizer.state["exp_avg"]
         factor, skip = (scale.scale, scale.skip) if isinstance(scale, DeviceClip) else (scale, None)
         gradient = unit.grad_shard.to(unit.master.dtype) * factor
-        for low, high, _ in unit.matrices:
+        for low, high, _ in unit.share.held:
             moved = average[low:high].lerp(gradient[low:high], 1 - section.momentum)
             average[low:high] = moved if skip is None else torch.where(skip.bool(), average[low:high], moved)
         return gradient.lerp(average, section.momentum) if section.nesterov else average
 
-    def update(self, unit: Unit, directions: Tensor, lr: float, scale: float | DeviceClip) -> None:
-        """`directions` [padded]: of the full unit. Each matrix is orthogonalized in their format; the shard takes its elements."""
+    def orthogonalize(self, unit: Unit, directions: Tensor, results: Tensor) -> None:
+        """The matrices whose home this rank is, in the number format of `directions`, one after the other into `results` [slot]."""
+        for matrix, place in unit.share.own:
+            target = results[place : place + matrix.numel].view(matrix.shape)
+            target.copy_(_orthogonal(unit, directions, matrix))
+
+    def update(self, unit: Unit, given: Tensor, lr: float, scale: float | DeviceClip) -> None:
+        """`given`: what all homes computed, or directions; then each matrix is orthogonalized now. The shard takes its elements."""
         start, _ = unit.flat.shard_range(unit.index)
-        skip = scale.skip if isinstance(scale, DeviceClip) else None
-        for low, high, matrix in unit.matrices:
-            full = directions[matrix.start : matrix.end].view(matrix.rows, matrix.columns)
+        skip, places = scale.skip if isinstance(scale, DeviceClip) else None, dict(unit.share.places)
+        for low, high, matrix in unit.share.held:
+            if places:
+                place = places[matrix]
+                full = given[place : place + matrix.numel].view(matrix.shape)
+            else:
+                full = _orthogonal(unit, given, matrix)
             offset = start - matrix.start
-            step = orthogonalize(torch_operations, full).reshape(-1)[low + offset : high + offset]
-            weights = unit.master[low:high]
-            new = (weights * (1 - lr * self._section.weight_decay)).sub_(step, alpha=lr * self._ratio(matrix))
-            weights.copy_(new if skip is None else torch.where(skip.bool(), weights, new))
+            step = _own_piece(full, matrix, unit.share.tensor).reshape(-1)[low + offset : high + offset]
+            del full
+            decay, rate, weights = 1 - lr * self._section.weight_decay, lr * self._ratio(matrix), unit.master[low:high]
+            if skip is None:
+                weights.mul_(decay).sub_(step, alpha=rate)
+            else:
+                weights.copy_(torch.where(skip.bool(), weights, (weights * decay).sub_(step, alpha=rate)))
+            del step  # before the next matrix is orthogonalized
 
     def _ratio(self, matrix: Matrix) -> float:
-        rows, columns = matrix.rows, matrix.columns
+        rows, columns = matrix.shape
         if self._section.adjust_lr == "original":
             return sqrt(max(1, rows / columns))
         return 0.2 * sqrt(max(rows, columns))
+
+
+def _orthogonal(unit: Unit, directions: Tensor, matrix: Matrix) -> Tensor:
+    full = assemble(torch_operations, _pieces(unit, directions, matrix), matrix.rows, matrix.columns, matrix.dim)
+    return orthogonalize(torch_operations, full)
+
+
+def _pieces(unit: Unit, directions: Tensor, matrix: Matrix) -> Sequence[Sequence[Tensor]]:
+    """The pieces of a matrix, each in chunks, out of the directions of all ranks that have parts: by shard, then tensor coordinate.
+    Where several coordinates have the same piece, the first is taken, so that all ranks compute the same."""
+    flat, (_, degree) = unit.flat, unit.share.tensor
+    start, end, shard = matrix.start, matrix.end, flat.shard_numel
+    if directions.numel() == flat.padded_numel:  # one part a shard: they follow each other
+        return [[directions[start:end]]]
+    parts = directions.view(-1, degree, shard)
+    cuts = [(i, max(start, i * shard) - i * shard, min(end, (i + 1) * shard) - i * shard) for i in range(len(parts))]
+    coordinates = range(0, degree, degree // matrix.pieces) if matrix.at is None else (matrix.at,)
+    return [[parts[i, at, low:high] for i, low, high in cuts if low < high] for at in coordinates]
+
+
+def _own_piece(full: Tensor, matrix: Matrix, tensor: tuple[int, int]) -> Tensor:
+    """The piece of the rank with this coordinate out of so many."""
+    coordinate, degree = tensor
+    size = full.shape[matrix.dim] // matrix.pieces
+    return full.narrow(matrix.dim, coordinate * matrix.pieces // degree * size, size)

@@ -1,6 +1,7 @@
 """The optimizer's state on one shard and its update, clipping, and the learning rate of a step."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,12 +61,17 @@ def state_at(tensor: Tensor, numel: int, first: int, last: int) -> Tensor:
     return tensor[max(first - missing, 0) : max(last - missing, 0)]
 
 
+Run = tuple[int, int, bool, float]
+"""(start, end, whether decayed, factor of the learning rate) of elements of a shard."""
+
+
 class ShardOptimizer:
     """The optimizer of one unit's shard. `state`: its tensors by name, each [shard], or [shard - matrices] where hidden matrices
-    have none. Weight decay applies to elements below `decayed`."""
+    have none."""
 
-    def __init__(self, section: OptimizerSection, master: Tensor, decayed: int, matrices: int = 0) -> None:
-        """`matrices`: the shard's first elements, which belong to hidden matrices and are updated elsewhere."""
+    def __init__(self, section: OptimizerSection, master: Tensor, runs: Sequence[Run], matrices: int = 0) -> None:
+        """`runs`: of the shard's elements, in order. `matrices`: its first elements, which belong to hidden matrices and are
+        updated elsewhere."""
         self._section = section
         self.partial = tuple(tensor for tensor in section.spec.state if not tensor.of_matrices)
         """States that hidden matrices have not."""
@@ -78,16 +84,18 @@ class ShardOptimizer:
             for tensor in section.spec.state
         }
         end = master.numel()
-        middle = min(max(decayed, matrices), end)
         self._parts = [
             (
                 slice(first, last),
                 master[first:last],
                 [state_at(t, end, first, last) for t in self.state.values()],
-                decay,
+                section.weight_decay / scale
+                if decayed
+                else 0.0,  # decay is lr x weight_decay, without the run's factor
+                scale,
             )
-            for first, last, decay in ((matrices, middle, section.weight_decay), (middle, end, 0.0))
-            if first < last
+            for low, last, decayed, scale in runs
+            if (first := max(low, matrices)) < last
         ]
 
     def update(self, gradient: Tensor, lr: float | Tensor, step: int, scale: float | DeviceClip) -> None:
@@ -106,5 +114,5 @@ class ShardOptimizer:
                 divisor = torch.tensor(1.0 / scale)
             elif scale != 1.0:
                 gradient.mul_(scale)
-        for part, weights, state, decay in self._parts:
-            self._update(weights, gradient[part], state, self._section, lr, number, decay, divisor, skip)
+        for part, weights, state, decay, rate in self._parts:
+            self._update(weights, gradient[part], state, self._section, lr * rate, number, decay, divisor, skip)

@@ -1,7 +1,7 @@
 """The tensors of every unit on one rank: parameters, shards, gradients and optimizer state, allocated and freed by name."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, Weights
-from fourfold.program.matrices import HeldPart, held_parts
+from fourfold.program.homes import Share, share_of
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -27,7 +27,7 @@ FillShard = Callable[[FlatLayout, int, Tensor], None]
 @dataclass(frozen=True)
 class Unit:
     """One unit. `shard` and `grad_shard` are views of the full buffers where the ZeRO stage keeps these; `master` is `shard`
-    itself where there is no second format. `matrices`: the shard's parts of those that the optimizer updates whole."""
+    itself where there is no second format. `share`: the rank's part in what the optimizer updates in full, its matrices."""
 
     flat: FlatLayout
     index: int
@@ -38,7 +38,7 @@ class Unit:
     grad_shard: Tensor
     reduce: Tensor
     optimizer: ShardOptimizer
-    matrices: tuple[HeldPart, ...] = ()
+    share: Share = field(default_factory=Share)
 
 
 def set_storage(tensor: Tensor, live: bool) -> None:
@@ -54,16 +54,14 @@ def build_units(
     view: RankView, rank: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
 ) -> dict[str, Unit]:
     """Allocates every unit of the rank and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format."""
-    return {
-        name: _build_unit(view.spec, flat, shard_index(view.spec.layout, flat, rank), optimizer, device, fill)
-        for name, flat in view.flats.items()
-    }
+    return {name: _build_unit(view.spec, flat, rank, optimizer, device, fill) for name, flat in view.flats.items()}
 
 
 def _build_unit(
-    spec: StepSpec, flat: FlatLayout, index: int, section: OptimizerSection, device: torch.device, fill: FillShard
+    spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerSection, device: torch.device, fill: FillShard
 ) -> Unit:
     compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (spec.compute, spec.master, spec.gradients))
+    index, share = shard_index(spec.layout, flat, rank), share_of(spec, flat, rank)
     start, end = flat.shard_range(index)
     params = torch.empty(flat.padded_numel, dtype=compute, device=device)
     shard = params[start:end]
@@ -80,7 +78,11 @@ def _build_unit(
     reduce = torch.empty(staging, dtype=grad_dtype, device=device)
     for tensor in (grad, grad_shard, reduce):
         set_storage(tensor, live=False)
-    matrices = held_parts(spec, flat, index)
+    runs = [
+        (max(first, start) - start, min(last, end) - start, decayed, scale)
+        for first, last, decayed, scale in flat.rate_runs()
+        if first < end and start < last
+    ]
     return Unit(
         flat=flat,
         index=index,
@@ -90,8 +92,8 @@ def _build_unit(
         grad=grad,
         grad_shard=grad_shard,
         reduce=reduce,
-        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start, matrices[-1].high if matrices else 0),
-        matrices=matrices,
+        optimizer=ShardOptimizer(section, master, runs, share.held[-1].high if share.held else 0),
+        share=share,
     )
 
 

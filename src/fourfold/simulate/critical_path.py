@@ -145,7 +145,7 @@ class _Walk:
 
     def _reasons(self, step: Pattern, seconds: float) -> tuple[tuple[str, float], ...]:
         """Kinds of time of one instruction; parts of kernels as far as they are in it."""
-        if step.op in (Op.UPDATE, Op.MOMENTUM):
+        if step.op in (Op.UPDATE, Op.MOMENTUM, Op.ORTHOGONALIZE):
             return (("optimizer", seconds),)
         if step.op is Op.WAIT:
             return (("waiting", seconds),)

@@ -26,11 +26,20 @@ from fourfold.simulate.state import SimulationState
 IDLE = "pipeline bubble"
 _JOINED = tuple(
     f" {op.name.lower().replace('_', ' ')}"
-    for op in (*ALL_TO_ALLS, Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED, Op.BRING)
+    for op in (
+        *ALL_TO_ALLS,
+        Op.REDUCE,
+        Op.GATHER,
+        Op.PARAMETER_ALL_GATHER,
+        Op.REDUCE_TIED,
+        Op.BRING,
+        Op.ALL_GATHER_HOMES,
+    )
 )
 _BESIDE = {
     Op.UPDATE: "optimizer",
     Op.MOMENTUM: "optimizer",
+    Op.ORTHOGONALIZE: "optimizer",
     Op.PARAMETER_ALL_GATHER: "compute/communication contention",
 }
 """Kinds of time of instructions that compute nothing and are no sums over ranks."""

@@ -99,7 +99,9 @@ export const palette = {
         "rope",
         "router",
         "direction",
-        "matrices"
+        "matrices",
+        "home",
+        "homes"
       ]
     },
     "software": {
@@ -148,7 +150,8 @@ export const palette = {
       "name": "optimizer",
       "kinds": [
         "U",
-        "M"
+        "M",
+        "O"
       ]
     }
   }
