@@ -9,6 +9,8 @@ SMALL = {"vocab_size": 96, "num_layers": 4}
 BF16 = {"compute": "bf16"}
 LARGER = {"hidden_size": 64, "moe_ffn_size": 32, "num_layers": 3}
 DOCUMENTS = {"document_mask": True}
+FEATURES = {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64, "ffn_size": 256, "num_layers": 2}
+"""Two ranks of tp have multiples of what every recipe takes together."""
 
 
 def sections(
@@ -23,6 +25,15 @@ def sections(
         "layout": {"microbatch_sequences": 1, **layout},
         **more,
     }
+
+
+def low_precision(
+    recipe: str, layout: dict[str, Any], model: dict[str, Any] | None = None, data: dict[str, Any] | None = None
+) -> Sections:
+    """Sequences as long as the tokens that share a scale."""
+    batch = {"global_sequences": 8, "sequence_length": 256 if recipe == "fp8-block" else 128}
+    precision = {**BF16, "gemm_dtype": recipe}
+    return {**sections(layout, {**FEATURES, **(model or {})}, data, precision=precision), "batch": batch}
 
 
 LAYOUTS: dict[str, tuple[int, Sections]] = {
@@ -89,6 +100,10 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
             {**MIXTRAL, **LARGER, "num_layers": 4},
         ),
     ),
+    "mxfp8": (4, low_precision("mxfp8", {"tp": 2, "sequence_parallel": True, "dp_shard": 2, "zero": 3})),
+    "mxfp8, experts": (2, low_precision("mxfp8", {"ep": 2, "dp_shard": 2, "zero": 1}, {**MIXTRAL, "moe_ffn_size": 64})),
+    "fp8, ring": (4, low_precision("fp8", {"tp": 2, "cp": 2}, data=DOCUMENTS)),
+    "fp8 in blocks": (4, low_precision("fp8-block", {"pp": 2, "tp": 2, "schedule": "zb_h1"})),
     "multi-token": (
         4,
         sections({"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "1f1b"}, {**DEEPSEEK_V3, "mtp_layers": 1}),

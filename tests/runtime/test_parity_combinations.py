@@ -1,65 +1,44 @@
-"""Random combinations of all parallelism: verified, declared to the byte, and the gradients and parameters of one process."""
+"""Random combinations of all that a run has: verified, declared to the byte, equal to one process, resumed under another layout.
 
-from typing import Any
+Combination number i of a seed is the same on every machine. `--hypothesis-seed=N` draws those of another seed.
+"""
+
+import random
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as drawn_from
-from hypothesis import strategies as st
 
-from tests.support.combinations import Combination, combinations, faults_of, spec_of
-from tests.support.parity_check import check_parity
+from tests.support.combination_check import check_combination
+from tests.support.combinations import Combination, combination, faults_of, spec_of
 
 SEED = 20261121
-COUNTS = {2: 2, 4: 5, 8: 1}
-"""Ranks -> combinations in the quick part."""
+COUNT, QUICK = 40, 6
+RANKS = (4, 2, 3, 4, 8, 2, 6, 4)
+"""The ranks of the combinations in turn."""
 
 
-def _check(combination: Combination) -> None:
-    spec = spec_of(combination.sections, combination.ranks)
-    faults = faults_of(spec)
-    assert not faults, faults[0]
-    check_parity(combination.ranks, **combination.sections)
+def _seed(config: pytest.Config) -> int:
+    stated = config.getoption("--hypothesis-seed")
+    return SEED if stated is None else int(stated)
 
 
-def _draw_and_check(config: pytest.Config, ranks: int, count: int) -> None:
-    """Combinations are those of one seed, so that every run has the same; `--hypothesis-seed=N` draws others."""
-    stated: Any = config.getoption("--hypothesis-seed")
-    number = SEED if stated is None else int(stated)
-    print(f"\n{count} combinations on {ranks} ranks, drawn with --hypothesis-seed={number}")
-    seen: list[Combination] = []
-
-    @drawn_from(number + ranks)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(combinations(ranks))
-    def check(combination: Combination) -> None:
-        seen.append(combination)
-        _check(combination)
-
-    check()
-    assert len(seen) >= count
+def _drawn(seed: int, number: int) -> Combination:
+    others = random.Random(f"{seed} {number}").choice([1, 2, 2, 3, 4, 4])
+    return combination(seed * 1000 + number, RANKS[number % len(RANKS)], others)
 
 
-@pytest.mark.parametrize("ranks", COUNTS)
-def test_a_few_combinations(pytestconfig: pytest.Config, ranks: int) -> None:
-    _draw_and_check(pytestconfig, ranks, COUNTS[ranks])
+@pytest.mark.parametrize("number", [n if n < QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in range(COUNT)])
+def test_a_combination(pytestconfig: pytest.Config, tmp_path: Path, number: int) -> None:
+    seed = _seed(pytestconfig)
+    each = _drawn(seed, number)
+    print(f"\n--hypothesis-seed={seed}, number {number}: {each}")
+    check_combination(each, tmp_path)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("ranks", "count"), [(1, 4), (2, 16), (4, 32), (8, 24)])
-def test_many_combinations(pytestconfig: pytest.Config, ranks: int, count: int) -> None:
-    _draw_and_check(pytestconfig, ranks, count)
-
-
-@pytest.mark.sweep
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from([2, 4, 8, 16, 32]).flatmap(combinations))
-def test_every_combination_is_verified_before_it_runs(combination: Combination) -> None:
-    faults = faults_of(spec_of(combination.sections, combination.ranks))
-    assert not faults, faults[0]
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8, 16, 32])
+def test_every_combination_is_verified_before_it_runs(pytestconfig: pytest.Config, ranks: int) -> None:
+    for number in range(25):
+        each = combination(_seed(pytestconfig) * 1000 + number, ranks, 1)
+        faults = faults_of(spec_of(each.sections, ranks))
+        assert not faults, f"{each}: {faults[0]}"

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 
 from fourfold.config import UserError
-from tests.support.combinations import Table, any_sections, complaint, faults_of, spec_of
+from tests.support.any_layout import any_sections
+from tests.support.combinations import Table, complaint, faults_of, spec_of
 
 KEY = r"(?:batch|layout|model|data)\.\w+"
 VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|-?[\w.]+"

@@ -1,32 +1,47 @@
-"""Random combinations of everything that a layout has, legal by construction; layouts of any kind; a person's own schedule."""
+"""Random combinations of everything that a run has, legal by construction, from a seed; a person's own schedule.
 
-from collections.abc import Iterator
+A combination is drawn axis by axis: `FAMILY_AXES` say what is trained (model, data, optimizer, format of matmuls, checks),
+`LAYOUT_AXES` how it is laid out on so many ranks. Two layouts of one family train the same run. A new axis is one function
+that draws its keys, and its place in one of the tuples.
+"""
+
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from hypothesis import assume
-from hypothesis import strategies as st
 
 from fourfold.config import UserError, parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import StepSpec, lower_pipeline, resolve_step, verify
 from fourfold.program.fault import Fault
-from tests.support.parity_check import divisible
-from tests.support.parity_runs import MIXTURES, run_table
+from tests.support.parity_runs import DEEPSEEK_V3, MIXTURES, run_table
+from tests.support.reference_optimizers import REFERENCES
 from tests.support.schedules import with_stages
 
 Table = dict[str, dict[str, Any]]
+Axis = Callable[[random.Random, Table], Table]
+"""Draws keys of some sections. The table has what was drawn before, and with it the degrees of the mesh in `layout`."""
 DENSE: dict[str, dict[str, Any]] = {
     "llama": {"num_layers": 2},
     "qwen2": {"num_layers": 4, "qkv_bias": True, "num_kv_heads": 1},
     "qwen3": {"num_layers": 6, "qk_norm": True, "head_dim": 16},
 }
-MODELS = {**DENSE, **{name: {**model, "num_layers": 4} for name, model in MIXTURES.items()}}
+MTP: dict[str, dict[str, Any]] = {
+    "llama, two MTP modules": {"num_layers": 2, "mtp_layers": 2, "mtp_loss": 0.5},
+    "deepseek_v3, an MTP module": {**DEEPSEEK_V3, "mtp_layers": 1},
+}
+MODELS = {**DENSE, **{name: {**model, "num_layers": 4} for name, model in MIXTURES.items()}, **MTP}
 OWN = "python:tests.support.combinations:last_in_first_out"
-SCHEDULES = {virtual: (*with_stages(virtual), OWN) for virtual in (1, 2)}
+SCHEDULES = {virtual: (*with_stages(virtual), OWN) for virtual in (1, 2, 3)}
 METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:2")
-SEQUENCES, LENGTH = 24, 16
+SEQUENCES, LENGTH = 24, 24
+FEATURES = {
+    "mxfp8": {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "ffn_size": 128},
+    "fp8-block": {"hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 64, "ffn_size": 256},
+}
+"""Sizes of which two ranks of `tp` have multiples of what a recipe takes together."""
+LENGTHS = {"mxfp8": 128, "fp8": 128, "fp8-block": 512}
 
 
 def last_in_first_out(rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Iterator[str]:
@@ -51,53 +66,155 @@ last_in_first_out.stage_ranks = _stage_ranks  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Combination:
-    """A run on so many ranks, by its sections."""
+    """A run on so many ranks, by its sections, and another layout of it on as many as that one needs."""
 
     ranks: int
     sections: Table
+    other_ranks: int
+    other: Table
+
+    def __str__(self) -> str:
+        """Its sections, and the other layout."""
+        stated = {name: section for name, section in self.sections.items() if section}
+        return f"{self.ranks} ranks {stated}; then {self.other_ranks} ranks {self.other['layout']}"
 
 
-@st.composite
-def combinations(draw: st.DrawFn, ranks: int) -> Combination:
-    """Any model on exactly so many ranks, divided among the axes in any way that is legal."""
-    name = draw(st.sampled_from(sorted(MODELS)))
-    degrees = _degrees(draw, ranks)
-    layout: dict[str, Any] = {**degrees, "zero": draw(st.integers(0, 3)), "prefetch": draw(st.integers(0, 2))}
-    if degrees["pp"] > 1:
-        layout["virtual_stages"] = virtual = draw(st.integers(1, 2))
-        layout["schedule"] = draw(st.sampled_from(SCHEDULES[virtual]))
-    if degrees["cp"] > 1:
-        layout["cp_method"] = draw(st.sampled_from(METHODS))
-    if degrees["tp"] > 1:
-        layout["sequence_parallel"] = draw(st.booleans())
-    if name in MIXTURES:
-        held = degrees["dp_shard"] * degrees["cp"] * degrees["tp"]
-        layout["ep"] = draw(st.sampled_from(_divisors(held)))
-        layout["etp"] = draw(st.sampled_from(_divisors(held // layout["ep"])))
-        layout["overlap_experts"] = layout["ep"] > 1 and draw(st.booleans())
-    layout["microbatch_sequences"] = draw(st.sampled_from([3, 4, 2, 1]))
-    layout["recompute"] = draw(st.sampled_from(["none", "none", "selective", "full", "full:1"]))
-    sections = divisible(
-        model={**MODELS[name], **({"tie_embeddings": True} if draw(st.booleans()) else {})},
-        batch={"global_sequences": SEQUENCES, "sequence_length": LENGTH},
-        data={"document_mask": draw(st.booleans())},
-        layout=layout,
-    )
-    assume(complaint(sections, ranks) is None)
-    return Combination(ranks, sections)
+def combination(seed: int, ranks: int, other_ranks: int) -> Combination:
+    """The combination of this seed, the same on every machine."""
+    chance = random.Random(f"{seed} {ranks} {other_ranks}")
+    while True:
+        family = _drawn(chance, FAMILY_AXES, {"batch": {"global_sequences": SEQUENCES, "sequence_length": LENGTH}})
+        layouts = [_legal_layout(chance, family, count) for count in (ranks, other_ranks)]
+        if layouts[0] is not None and layouts[1] is not None:
+            return Combination(ranks, layouts[0], other_ranks, layouts[1])
 
 
-def _degrees(draw: st.DrawFn, ranks: int) -> dict[str, int]:
-    """The ranks' prime factors (all 2), each given to an axis."""
-    degrees = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), 1)
+def _legal_layout(chance: random.Random, family: Table, ranks: int, tries: int = 20) -> Table | None:
+    """A layout of the family on so many ranks; None where so many tries found none that can run."""
+    for _ in range(tries):
+        table = _drawn(chance, LAYOUT_AXES, {**family, "layout": _degrees(chance, ranks)})
+        if complaint(table, ranks) is None:
+            return table
+    return None
+
+
+def _drawn(chance: random.Random, axes: tuple[Axis, ...], table: Table) -> Table:
+    for axis in axes:
+        drawn = axis(chance, table)
+        table = {**table, **{name: {**table.get(name, {}), **keys} for name, keys in drawn.items()}}
+    return table
+
+
+# What is trained
+
+
+def _model(chance: random.Random, table: Table) -> Table:
+    model = {**MODELS[chance.choice(sorted(MODELS))], "vocab_size": chance.choice([96, 96, 99])}
+    return {"model": {**model, "tie_embeddings": chance.random() < 0.4}}
+
+
+def _documents(chance: random.Random, table: Table) -> Table:
+    return {"data": {"document_mask": chance.random() < 0.5}}
+
+
+def _optimizer(chance: random.Random, table: Table) -> Table:
+    name = chance.choice(["adamw", *REFERENCES])
+    return {"optimizer": {"name": name, **({"lr": 0.05, **REFERENCES[name].settings} if name != "adamw" else {})}}
+
+
+def _low_precision(chance: random.Random, table: Table) -> Table:
+    """Sizes that no layout cuts where numbers share a scale; MLA has none, since its sizes are stated one by one."""
+    if chance.random() > 0.2 or table["model"].get("key_value_rank"):
+        return {}
+    recipe = chance.choice(sorted(LENGTHS))
+    experts = {"moe_ffn_size": 64} if "num_experts" in table["model"] else {}
+    large = recipe == "fp8-block"
+    return {
+        "model": {**FEATURES["fp8-block" if large else "mxfp8"], **experts},
+        "batch": {"sequence_length": LENGTHS[recipe], "global_sequences": 4 if large else 12},
+        "precision": {"gemm_dtype": recipe, **({"gemm_gradients": "e5m2"} if chance.random() < 0.5 else {})},
+    }
+
+
+def _checks(chance: random.Random, table: Table) -> Table:
+    """Every step compares replicas, or computes twice."""
+    keys = ("checksum_every_steps", "replay_every_steps")
+    return {"faults": {key: 1 for key in keys if chance.random() < 0.15}}
+
+
+FAMILY_AXES: tuple[Axis, ...] = (_model, _documents, _optimizer, _low_precision, _checks)
+
+
+# How it is laid out
+
+
+def _degrees(chance: random.Random, ranks: int) -> dict[str, Any]:
+    """The ranks' prime factors, each given to an axis."""
+    degrees: dict[str, Any] = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), 1)
+    factor = 2
     while ranks > 1:
-        degrees[draw(st.sampled_from(sorted(degrees)))] *= 2
-        ranks //= 2
+        if ranks % factor:
+            factor += 1
+            continue
+        degrees[chance.choice(sorted(degrees))] *= factor
+        ranks //= factor
     return degrees
+
+
+def _data(chance: random.Random, table: Table) -> Table:
+    order = chance.choice(["pp", "pp", "dp_replicate", "dp"])
+    return {"layout": {"zero": chance.randrange(4), "prefetch": chance.randrange(3), "outermost": order}}
+
+
+def _pipeline(chance: random.Random, table: Table) -> Table:
+    pp, segments = table["layout"]["pp"], table["model"]["num_layers"] + 2
+    if pp == 1:
+        return {}
+    virtual = chance.choice([v for v in SCHEDULES if pp * v <= segments] or [1])
+    layout = {"virtual_stages": virtual, "schedule": chance.choice(SCHEDULES[virtual])}
+    if chance.random() < 0.3 and pp * virtual <= segments:
+        cuts = sorted(chance.sample(range(1, segments), pp * virtual - 1))
+        layout["segments_per_stage"] = [b - a for a, b in zip([0, *cuts], [*cuts, segments], strict=True)]
+    return {"layout": layout}
+
+
+def _context_and_tensor(chance: random.Random, table: Table) -> Table:
+    layout: dict[str, Any] = {}
+    if table["layout"]["cp"] > 1:
+        layout["cp_method"] = chance.choice(METHODS)
+    if table["layout"]["tp"] > 1:
+        layout["sequence_parallel"] = chance.random() < 0.5
+    return {"layout": layout}
+
+
+def _experts(chance: random.Random, table: Table) -> Table:
+    if not table["model"].get("num_experts"):
+        return {}
+    spread = table["layout"]["dp_shard"] * table["layout"]["cp"] * table["layout"]["tp"]
+    ep = chance.choice(_divisors(spread))
+    etp = chance.choice(_divisors(spread // ep))
+    return {"layout": {"ep": ep, "etp": etp, "overlap_experts": ep > 1 and chance.random() < 0.5}}
+
+
+def _microbatches(chance: random.Random, table: Table) -> Table:
+    """One scale a tensor is that of a microbatch, which then has the same size under every layout."""
+    alike = table.get("precision", {}).get("gemm_dtype") == "fp8"
+    return {"layout": {"microbatch_sequences": 2 if alike else chance.choice([4, 3, 2, 1])}}
+
+
+def _recompute(chance: random.Random, table: Table) -> Table:
+    each = [chance.choice(["none", "selective", "full"]) for _ in range(table["model"]["num_layers"])]
+    return {"layout": {"recompute": chance.choice(["none", "none", "selective", "full", "full:1", each])}}
+
+
+LAYOUT_AXES: tuple[Axis, ...] = (_data, _pipeline, _context_and_tensor, _experts, _microbatches, _recompute)
 
 
 def _divisors(n: int) -> list[int]:
     return [d for d in range(1, n + 1) if n % d == 0]
+
+
+# What is refused, and what the verifier says
 
 
 def complaint(sections: Table, ranks: int | None = None) -> str | None:
@@ -112,7 +229,7 @@ def complaint(sections: Table, ranks: int | None = None) -> str | None:
 def spec_of(sections: Table, ranks: int | None = None) -> StepSpec:
     config = parse_run(run_table(**sections))
     model = resolve_model(config.model)
-    return resolve_step(config, model, resolve_layout(config, model, ranks))
+    return resolve_step(config, model, resolve_layout(config, model, ranks)).at_step(0, config.faults)
 
 
 def faults_of(spec: StepSpec) -> list[Fault]:
@@ -120,37 +237,3 @@ def faults_of(spec: StepSpec) -> list[Fault]:
     stages = lower_pipeline(spec)
     layout = spec.layout
     return verify({rank: stages[layout.coordinates(rank)["pp"]] for rank in range(layout.world_size)}, spec)
-
-
-@st.composite
-def any_sections(draw: st.DrawFn) -> Table:
-    """Layouts and batches without regard to what can run."""
-
-    def some(**choices: st.SearchStrategy[Any]) -> dict[str, Any]:
-        """Each key in some of the cases."""
-        return {key: draw(values) for key, values in choices.items() if draw(st.booleans())}
-
-    small = st.sampled_from([1, 1, 2, 2, 3, 4, 5, 8])
-    recompute = st.sampled_from(["none", "full", "selective", "full:2", "full:9", "some", "selective:1"])
-    schedules = [*SCHEDULES[1], *SCHEDULES[2], "1F1B", "zb-v", "nothing", "file:/nowhere.txt"]
-    layout = some(
-        pp=small,
-        schedule=st.sampled_from(schedules),
-        virtual_stages=st.sampled_from([1, 2, 2, 3, 9]),
-        segments_per_stage=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-        dp_replicate=small,
-        dp_shard=small,
-        zero=st.integers(0, 3),
-        cp=small,
-        cp_method=st.sampled_from([*METHODS, "ring+ulysses:3", "ring+ulysses:0", "Ring", "ring+ulysses:4"]),
-        tp=small,
-        sequence_parallel=st.booleans(),
-        ep=small,
-        etp=small,
-        overlap_experts=st.booleans(),
-        microbatch_sequences=small,
-        recompute=st.one_of(recompute, st.lists(st.sampled_from(["none", "full", "all"]), min_size=1, max_size=3)),
-    )
-    model = {**MODELS[draw(st.sampled_from(sorted(MODELS)))], **some(vocab_size=st.sampled_from([96, 99, 7]))}
-    batch = some(global_sequences=st.integers(1, 30), sequence_length=st.integers(1, 40))
-    return {"model": model, "batch": batch, "layout": layout}

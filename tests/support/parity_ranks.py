@@ -1,9 +1,12 @@
 """The same run with this runtime on any number of ranks, and its shards put together to be compared."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from fourfold.checkpoint import step_folders
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
@@ -16,10 +19,13 @@ from fourfold.runtime.links import Links
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters
+from fourfold.train import state
 from tests.support.parity_runs import STEPS, RankData, global_batch
 
 LINKS: Links = {}
 """Process groups of a warm worker, kept from case to case."""
+SAVED = 1
+"""The step before which a run's state is saved."""
 
 
 def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, RankView]:
@@ -31,8 +37,16 @@ def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Ran
     return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
 
 
-def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = False) -> dict[str, Any]:
-    """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part."""
+def run_rank(
+    rank: int,
+    table: dict[str, Any],
+    ranks: int,
+    track_memory: bool = False,
+    start: Path | None = None,
+    save: Path | None = None,
+) -> dict[str, Any]:
+    """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part. `start`: a folder with the
+    state before step `SAVED`, from which it goes on; `save`: where that state is saved."""
     config, view = prepare_rank(rank, table, ranks)
     spec = view.spec
     program = lower_step(view)
@@ -46,10 +60,13 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
         device,
         lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
     )
+    executor = Executor(view, units, groups, config.optimizer, device, rank)
+    numbers = range(0 if start is None else SAVED, config.batch.steps or STEPS)
+    if start is not None:
+        executor.updates = state.restore(saved_folder(start), view, units, executor.routers, rank)["updates"]
     share_parameters(spec, units, groups)
     for group in groups.values():
         group.sent_bytes = 0
-    executor = Executor(view, units, groups, config.optimizer, device, rank)
     gradients: dict[str, Any] = {}
 
     def observe(counter: int, step: Any) -> None:
@@ -58,7 +75,10 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
                 gradients[name] = unit.grad_shard.clone().numpy()
 
     losses, norms, peak = [], [], 0
-    for number in range(config.batch.steps or STEPS):
+    for number in numbers:
+        if save is not None and number == SAVED:
+            info = {"updates": executor.updates}
+            state.save(config, save, view, units, executor.routers, SAVED, info, rank, dist.barrier)
         batch = global_batch(
             number,
             config.batch.global_sequences,
@@ -81,11 +101,17 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
         "biases": {name: bias.clone().numpy() for name, bias in executor.routers.biases.items()},
         "shards": {name: unit.index for name, unit in units.items()},
         "sent": {axes: group.sent_bytes for axes, group in groups.items() if group.sent_bytes},
-        "declared": {axes: size * (config.batch.steps or STEPS) for axes, size in ledger(program).items() if size},
+        "declared": {axes: size * len(numbers) for axes, size in ledger(program).items() if size},
         "peak": peak,
         "predicted_peak": memory_peak(program).bytes,
         "peak_at": program.instructions[memory_peak(program).index].short,
     }
+
+
+def saved_folder(out: Path) -> Path:
+    """The folder of the state that a run saved under `out`."""
+    (folder,) = step_folders(out / "checkpoints")
+    return folder
 
 
 def measure_step(executor: Executor, program: Any, data: RankData, lr: float, units: Any) -> int:

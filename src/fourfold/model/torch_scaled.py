@@ -5,11 +5,39 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
+from fourfold.config import UserError
 from fourfold.config.schema import GemmRecipeName
-from fourfold.model.low_precision import Operand, Tile
+from fourfold.model.low_precision import GemmRecipe, Operand, Tile
 
 SCALE_ROWS, SCALE_COLUMNS = 128, 4
 """Scales of MXFP8 lie in memory in pieces of so many: cuBLAS 12.9, 1D block scaling factors layout."""
+
+
+def multiplied_on(capability: tuple[int, int], rocm: bool = False) -> tuple[GemmRecipeName, ...]:
+    """The recipes that torch has a kernel for on a device of this compute capability. `rocm`: of AMD, whose devices before 9.5
+    have another E4M3."""
+    if rocm:
+        return ("fp8",) if capability >= (9, 5) else ()
+    found: list[tuple[bool, GemmRecipeName]] = [
+        (capability >= (8, 9), "fp8"),
+        (capability == (9, 0), "fp8-block"),
+        (capability >= (10, 0), "mxfp8"),
+    ]
+    return tuple(name for has, name in found if has)
+
+
+def check_kernels(recipe: GemmRecipe | None, device: torch.device) -> None:
+    """Raises `UserError` where the device has no kernel for the matmuls of a run."""
+    if recipe is None or not recipe.kernels:
+        return
+    capability, rocm = torch.cuda.get_device_capability(device), torch.version.hip is not None
+    has = multiplied_on(capability, rocm)
+    if recipe.name not in has:
+        raise UserError(
+            f"precision.gemm_dtype = {recipe.name!r}: {torch.cuda.get_device_name(device)} (compute capability "
+            f"{capability[0]}.{capability[1]}) has no such matmuls in torch; allowed there: {', '.join(has) or 'none'}; what "
+            f'works: leave it out, or precision.compute = "fp32", which carries the rounding out'
+        )
 
 
 def scaled_matmul(left: Operand, right: Operand, name: GemmRecipeName, dtype: torch.dtype) -> Tensor:

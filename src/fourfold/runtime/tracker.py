@@ -40,13 +40,13 @@ class MemoryTracker(TorchDispatchMode):
         if key not in self._storages:
             self._storages[key] = weakref.ref(storage, partial(self._gone, key))
             self._set(key, storage.size())
+            self.peak_bytes = max(self.peak_bytes, self._total)
         if resizable:
             self._resizable[key] = self._storages[key]
 
     def _set(self, key: int, size: int) -> None:
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
-        self.peak_bytes = max(self.peak_bytes, self._total)
 
     def _gone(self, key: int, _: Any) -> None:
         self._total -= self._sizes.pop(key, 0)
@@ -54,11 +54,12 @@ class MemoryTracker(TorchDispatchMode):
         self._resizable.pop(key, None)
 
     def refresh(self) -> None:
-        """Asks the resizable storages for their size."""
+        """Asks the resizable storages for their size. One that was freed makes room for one that was allocated since."""
         for key, reference in list(self._resizable.items()):
             storage = reference()
             if storage is not None:
                 self._set(key, storage.size())
+        self.peak_bytes = max(self.peak_bytes, self._total)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -14,9 +14,9 @@ Update = Callable[
 ]
 """(weights, gradient, state, section, lr, number, decay, divisor, skip): updates weights and state in place.
 
-`weights`, `gradient`: [n]. `state`: the tensors of the section's `spec.state`, each [n]. `decay`: the decay of these weights. fp32
-scalars on the gradient's device: `lr`, where the update may be replayed with another; `number` of this update, from 1; `divisor`
-of the gradient, None: 1; `skip`: 1 to do nothing, None: 0.
+`weights`, `gradient`: [n]; the gradient may be written over, and nothing as large is allocated. `state`: the tensors of the
+section's `spec.state`, each [n]. `decay`: the decay of these weights. fp32 scalars on the gradient's device: `lr`, where the update
+may be replayed with another; `number` of this update, from 1; `divisor` of the gradient, None: 1; `skip`: 1 to do nothing, None: 0.
 """
 
 
@@ -92,14 +92,21 @@ def _lion(
     divisor: Tensor | None,
     skip: Tensor | None,
 ) -> None:
+    """c = m + (1 - beta1) (g - m) in the memory of g, then m + (1 - beta2) (g - m) = m + (1 - beta2) / (1 - beta1) (c - m)."""
     (exp_avg,), (mixed, kept) = state, section.betas
+    rate: float | Tensor = lr
     if divisor is not None:
-        gradient = gradient / divisor
-    direction = torch.lerp(gradient, exp_avg, mixed).sign_().add_(weights, alpha=decay)
-    moved = weights.sub(direction * lr) if isinstance(lr, Tensor) else weights.sub(direction, alpha=lr)
-    updated = moved, torch.lerp(gradient, exp_avg, kept)
-    for tensor, new in zip((weights, exp_avg), updated, strict=True):
-        tensor.copy_(new if skip is None else torch.where(skip.bool(), tensor, new))
+        gradient.div_(divisor)
+    if skip is not None:  # then g = m, which moves nothing
+        gradient.masked_fill_(skip.bool(), 0.0).addcmul_(exp_avg, skip.to(exp_avg.dtype))
+        rate = lr * (1 - skip)
+    direction = gradient.lerp_(exp_avg, mixed)
+    exp_avg.lerp_(direction, (1 - kept) / (1 - mixed))
+    weights.mul_(1 - rate * decay)
+    if isinstance(rate, Tensor):
+        weights.addcmul_(direction.sign_(), rate, value=-1.0)
+    else:
+        weights.sub_(direction.sign_(), alpha=rate)
 
 
 def _muon(

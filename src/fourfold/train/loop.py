@@ -16,6 +16,7 @@ from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
+from fourfold.model.torch_scaled import check_kernels
 from fourfold.program import Program, digest
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
@@ -68,6 +69,7 @@ class Training:
         layout = resolve_layout(self.config, model, context.world_size)
         transport = "native" if context.device.type == "cuda" else "exchange"
         self.spec = resolve_step(self.config, model, layout, transport)  # type: ignore[arg-type]
+        check_kernels(self.spec.recipe, context.device)
         layout = self.spec.layout
         self.view = rank_view(self.spec, layout.coordinates(context.rank)["pp"])
         self.programs = StepPrograms(self.view, self.config.faults)
