@@ -16,7 +16,7 @@ from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, MATMULS, WEIGHT
 from fourfold.model.work import Gemm
 from fourfold.program import lower_pipeline
 from fourfold.runtime import matmuls
-from fourfold.runtime.matmuls import Pair
+from fourfold.runtime.matmuls import LibrarySeconds
 from tests.rehearse.rehearsed import layout_spec
 
 SIZE = st.integers(1, 70)
@@ -115,12 +115,20 @@ def test_each_kind_is_timed_on_its_own_matmuls_by_both_libraries() -> None:
     calls: list[str] = []
     with patch.object(matmuls, "_call", lambda kind, gemm, operations: lambda: calls.append(str((gemm, operations)))):
         found = matmuls.measure(gemms, lambda call: float(call() is None))
-    assert found == {FORWARD: Pair(3.0, 3.0), INPUT_GRADIENT: Pair(1.0, 1.0), WEIGHT_GRADIENT: Pair(0.0, 0.0)}
+    assert found == {
+        FORWARD: LibrarySeconds(3.0, 3.0),
+        INPUT_GRADIENT: LibrarySeconds(1.0, 1.0),
+        WEIGHT_GRADIENT: LibrarySeconds(0.0, 0.0),
+    }
     assert not any(str(10**6) in call for call in calls), "of fewer tokens"
 
 
 def test_only_kinds_that_are_clearly_faster_are_taken() -> None:
-    seconds = {FORWARD: Pair(1.0, 0.5), INPUT_GRADIENT: Pair(1.0, 0.99), WEIGHT_GRADIENT: Pair(0.0, 0.0)}
+    seconds = {
+        FORWARD: LibrarySeconds(1.0, 0.5),
+        INPUT_GRADIENT: LibrarySeconds(1.0, 0.99),
+        WEIGHT_GRADIENT: LibrarySeconds(0.0, 0.0),
+    }
     assert matmuls.faster_by_onednn(seconds) == (FORWARD,)
     chosen = matmuls.by_onednn(torch_operations, (FORWARD,))
     assert (chosen.linear, chosen.linear_add) == (torch_onednn.linear, torch_onednn.linear_add)

@@ -45,14 +45,14 @@ class GemmRecipe:
         return MULTIPLES[self.name]
 
 
-class Tile(NamedTuple):
+class ScaleTile(NamedTuple):
     """Numbers that share a scale: `columns` of each of `rows`. None: all of them."""
 
     rows: int | None
     columns: int | None
 
 
-BLOCK_OF_32 = Tile(1, 32)
+BLOCK_OF_32 = ScaleTile(1, 32)
 
 
 class Role(NamedTuple):
@@ -67,7 +67,7 @@ class Operand(NamedTuple):
 
     numbers: Array
     scales: Array
-    tile: Tile
+    tile: ScaleTile
 
 
 class Gemms(Protocol):
@@ -132,9 +132,9 @@ class LowPrecisionGemms:
     def _operand(self, x: Array, role: Role, scales: Array | None) -> Array:
         """An `Operand` for a kernel, or x [m, k] as the numbers that are left of it, dense, in the accumulation format."""
         size = self.recipe.multiple
-        tile = Tile(None, None) if scales is not None else Tile(1, size)
+        tile = ScaleTile(None, None) if scales is not None else ScaleTile(1, size)
         if self.recipe.name == "fp8-block" and role.is_weight:
-            tile = Tile(size, size)
+            tile = ScaleTile(size, size)
         if not self.recipe.kernels:
             return rounded(self.ops, x, role.element, tile, scales)
         with self.ops.fused("quantized"):
@@ -142,7 +142,7 @@ class LowPrecisionGemms:
 
 
 def rounded(
-    ops: Operations, x: Array, element: Element, tile: Tile = BLOCK_OF_32, scales: Array | None = None
+    ops: Operations, x: Array, element: Element, tile: ScaleTile = BLOCK_OF_32, scales: Array | None = None
 ) -> Array:
     """x [m, k] as the numbers that its format keeps of it: [m, k], dense, in the accumulation format."""
     dtype = ops.accumulation_dtype(x)
@@ -152,7 +152,7 @@ def rounded(
         return values.mul_(_spread(scales, tile)).view(x.shape)
 
 
-def quantize(ops: Operations, x: Array, element: Element, tile: Tile, scales: Array | None, dtype: str) -> Operand:
+def quantize(ops: Operations, x: Array, element: Element, tile: ScaleTile, scales: Array | None, dtype: str) -> Operand:
     """x [m, k] in 8 bits. `scales`: None, they are made here; `dtype`: of the quotients before they are rounded."""
     tiles = _tiled(x, tile)
     if scales is None:
@@ -191,7 +191,7 @@ def to_scales_(ops: Operations, largest: Array, element: Element) -> None:
     largest.mul_(2.0 ** -LARGEST_POWER[element]).clamp_(SMALLEST_SCALE)
 
 
-def _tiled(x: Array, tile: Tile) -> Array:
+def _tiled(x: Array, tile: ScaleTile) -> Array:
     """x [m, k] -> [m, k / columns, columns], or with more rows in a tile [m / rows, rows, k / columns, columns]; x itself where all
     share a scale."""
     if tile.columns is None:
@@ -200,7 +200,7 @@ def _tiled(x: Array, tile: Tile) -> Array:
     return tiles if tile.rows == 1 else tiles.unflatten(0, (-1, tile.rows))
 
 
-def _spread(scales: Array, tile: Tile) -> Array:
+def _spread(scales: Array, tile: ScaleTile) -> Array:
     """Scales in the shape of `_tiled`."""
     if tile.columns is None:
         return scales

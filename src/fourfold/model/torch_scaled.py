@@ -7,7 +7,7 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 from fourfold.config import UserError
 from fourfold.config.schema import GemmRecipeName
-from fourfold.model.low_precision import GemmRecipe, Operand, Tile
+from fourfold.model.low_precision import GemmRecipe, Operand, ScaleTile
 
 SCALE_ROWS, SCALE_COLUMNS = 128, 4
 """Scales of MXFP8 lie in memory in pieces of so many: cuBLAS 12.9, 1D block scaling factors layout."""
@@ -57,7 +57,7 @@ def scaled_matmul(left: Operand, right: Operand, name: GemmRecipeName, dtype: to
     return result
 
 
-def _scaling(tile: Tile) -> ScalingType:
+def _scaling(tile: ScaleTile) -> ScalingType:
     if tile.columns is None:
         return ScalingType.TensorWise
     if tile.columns == 32:

@@ -22,7 +22,7 @@ a port of 400 Gb/s."""
 
 
 @dataclass(frozen=True)
-class Placement:
+class MatrixHomes:
     """The same on every rank. `bring`: axes over which directions are gathered first, because their ranks have parts of a matrix.
     `homes`: axes over whose ranks matrices are shared out; none: every rank orthogonalizes what it has elements of. `slot`:
     elements of the results of the home that has most. `work`, `workspace_bytes`: of the rank that has most, for which the others
@@ -48,11 +48,11 @@ class Share:
     tensor: tuple[int, int] = (0, 1)
 
 
-def placement(spec: StepSpec, flat: FlatLayout) -> Placement:
+def placement(spec: StepSpec, flat: FlatLayout) -> MatrixHomes:
     """How the unit's matrices get orthogonalized. A unit without any has an empty one."""
     matrices = hidden_matrices(spec, flat)
     if not matrices:
-        return Placement()
+        return MatrixHomes()
     layout, shards = spec.layout, flat.shard_axes if flat.zero else ()
     tensor = layout.active((_tensor_axis(flat),))
     bring = (*shards, *(tensor if any(map(is_split, matrices)) else ()))
@@ -61,7 +61,7 @@ def placement(spec: StepSpec, flat: FlatLayout) -> Placement:
         matrices, flat.shard_numel, flat.num_shards if flat.zero else 1, choices, spec.compute, spec.transport,
         spec.optimizer.placement,
     )  # fmt: skip
-    return Placement(bring, homes, slot, work, workspace, spread)
+    return MatrixHomes(bring, homes, slot, work, workspace, spread)
 
 
 def share_of(spec: StepSpec, flat: FlatLayout, rank: int) -> Share:

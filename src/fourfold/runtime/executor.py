@@ -350,6 +350,7 @@ class Executor:
             return
         unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
         if unit.share.held:
+            assert isinstance(self._lr, float)  # `check_graphs`: steps with Muon are not replayed
             given = next(name for name in step.reads if name.partition("/")[0] in buffers.FULL_MATRICES)
             self._muon.update(unit, self._live[given], self._lr, self._scale)
         if unit.master is not unit.shard:

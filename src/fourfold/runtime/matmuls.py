@@ -31,7 +31,7 @@ MatmulCounts = Mapping[str, Counter[Gemm]]
 Clock = Callable[[Callable[[], object]], float]
 
 
-class Pair(NamedTuple):
+class LibrarySeconds(NamedTuple):
     """Seconds of a kind's matmuls by MKL and by oneDNN."""
 
     torch: float
@@ -64,7 +64,7 @@ def problem_of_onednn() -> str | None:
         return f"RuntimeError: {str(error).splitlines()[0]}"
 
 
-def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, Pair]:
+def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, LibrarySeconds]:
     """Seconds of each kind, both libraries taking turns, the shortest of a few; 0 for a kind that has no matmuls."""
     found = {}
     for kind in KINDS:
@@ -76,11 +76,11 @@ def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, Pair]:
                 call()
             rounds = [[clock(call) for call in calls] for _ in range(REPEATS)]
             totals = [total + times * min(each) for total, each in zip(totals, zip(*rounds, strict=True), strict=True)]
-        found[kind] = Pair(*totals)
+        found[kind] = LibrarySeconds(*totals)
     return found
 
 
-def faster_by_onednn(seconds: Mapping[str, Pair]) -> tuple[str, ...]:
+def faster_by_onednn(seconds: Mapping[str, LibrarySeconds]) -> tuple[str, ...]:
     """The kinds that oneDNN computes in clearly less time."""
     return tuple(kind for kind in KINDS if seconds[kind].onednn < (1 - MARGIN) * seconds[kind].torch)
 

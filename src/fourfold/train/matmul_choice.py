@@ -19,8 +19,8 @@ from fourfold.program import Program
 from fourfold.runtime.matmuls import (
     KINDS,
     Clock,
+    LibrarySeconds,
     MatmulCounts,
-    Pair,
     by_onednn,
     faster_by_onednn,
     measure,
@@ -115,21 +115,23 @@ def choose_matmuls(
     return ChosenMatmuls(faster_by_onednn(seconds), f"ms by PyTorch's own library and by oneDNN: {times}")
 
 
-def _known(matmuls: MatmulCounts, cache: Path, clock: Clock) -> dict[str, Pair]:
+def _known(matmuls: MatmulCounts, cache: Path, clock: Clock) -> dict[str, LibrarySeconds]:
     """This rank's times, remembered or measured."""
     key = _key(matmuls)
-    names = [f"{kind}, {library}" for kind in KINDS if matmuls[kind] for library in Pair._fields]
+    names = [f"{kind}, {library}" for kind in KINDS if matmuls[kind] for library in LibrarySeconds._fields]
     known = remembered.recall(cache, key, names)
     if known is None:
         found = measure(matmuls, clock)
-        known = {f"{kind}, {name}": getattr(found[kind], name) for kind in KINDS for name in Pair._fields}
+        known = {f"{kind}, {name}": getattr(found[kind], name) for kind in KINDS for name in LibrarySeconds._fields}
         remembered.remember(cache, key, {name: known[name] for name in names})
-    return {kind: Pair(*(known.get(f"{kind}, {name}", 0.0) for name in Pair._fields)) for kind in KINDS}
+    return {
+        kind: LibrarySeconds(*(known.get(f"{kind}, {name}", 0.0) for name in LibrarySeconds._fields)) for kind in KINDS
+    }
 
 
-def _agreed(seconds: dict[str, Pair], ranks: AgreeingRanks) -> dict[str, Pair]:
+def _agreed(seconds: dict[str, LibrarySeconds], ranks: AgreeingRanks) -> dict[str, LibrarySeconds]:
     slowest = ranks.most([each for pair in seconds.values() for each in pair])
-    return {kind: Pair(*slowest[2 * i : 2 * i + 2]) for i, kind in enumerate(seconds)}
+    return {kind: LibrarySeconds(*slowest[2 * i : 2 * i + 2]) for i, kind in enumerate(seconds)}
 
 
 def _recorded(newest: Path | None, copy: Manifest | None) -> str:
