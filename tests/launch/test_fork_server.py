@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import load_run
-from fourfold.launch.rank_process import ForkServer
+from fourfold.launch.rank_process import ForkServer, trial_environment
 from fourfold.launch.run_folder import RunFolder
 from fourfold.train.fork_server import Started, end_server, start_server
 
@@ -38,9 +38,8 @@ def _wait(server: ForkServer) -> None:
 
 def _trial(server: ForkServer, log: Path) -> int:
     """The exit code of a rank that computes a sum."""
-    environment = {"RANK": "0", "OMP_NUM_THREADS": "2", "FOURFOLD_TRIAL": "1"}
     with log.open("wb") as file:
-        return server.spawn(environment, file).wait()
+        return server.spawn(trial_environment(0), file).wait()
 
 
 def test_a_server_that_was_started_before_forks_a_rank_of_the_run(early: Started, tmp_path: Path) -> None:

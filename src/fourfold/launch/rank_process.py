@@ -184,6 +184,11 @@ class _ForkedRank:
         return code
 
 
+def trial_environment(slot: int) -> dict[str, str]:
+    """The variables of a process that only tries a device."""
+    return {"LOCAL_RANK": str(slot), "RANK": "0", "OMP_NUM_THREADS": "1", "FOURFOLD_TRIAL": "1"}
+
+
 def signal_process(process: RankProcess, number: int) -> None:
     """Sends a signal to a rank that has not ended."""
     if process.poll() is None:

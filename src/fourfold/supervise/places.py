@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fourfold.config.schema import FaultsSection
-from fourfold.launch.rank_process import RankProcess, Spawner
+from fourfold.launch.rank_process import RankProcess, Spawner, trial_environment
 from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.launch.sizes import RunSizes, described
 from fourfold.supervise.blame import Blame
@@ -107,6 +107,5 @@ class Places:
                 self.note("find", machine=slot.machine, slot=slot.number)
         lost = self.fleet.retired_here
         if lost and time.monotonic() - self._tried > self.faults.probe_seconds and self.spawner.ready():
-            environment = {"LOCAL_RANK": str(lost[0]), "RANK": "0", "FOURFOLD_TRIAL": "1"}
             with open(self.folder.path / LOGS / "trial.log", "wb") as log:
-                self._trial = (Slot(0, lost[0]), self.spawner.spawn(environment, log))
+                self._trial = (Slot(0, lost[0]), self.spawner.spawn(trial_environment(lost[0]), log))
