@@ -89,6 +89,28 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
             {**MIXTRAL, **LARGER, "num_layers": 4},
         ),
     ),
+    "offloaded": (
+        4,
+        sections({"dp_shard": 4, "zero": 3, "offload": "activations", "offload_optimizer": True}, {"num_layers": 6}),
+    ),
+    "pipeline, offloaded": (
+        4,
+        sections(
+            {
+                "pp": 2,
+                "schedule": "zb_h1",
+                "dp_shard": 2,
+                "zero": 1,
+                "offload": "activations",
+                "recompute": "selective",
+            },
+            {"num_layers": 6},
+        ),
+    ),
+    "experts, offloaded": (
+        4,
+        sections({"ep": 4, "dp_shard": 4, "offload": "activations", "offload_optimizer": True}, {**MIXTRAL, **LARGER}),
+    ),
     "multi-token": (
         4,
         sections({"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "1f1b"}, {**DEEPSEEK_V3, "mtp_layers": 1}),

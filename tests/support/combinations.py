@@ -77,6 +77,8 @@ def combinations(draw: st.DrawFn, ranks: int) -> Combination:
         layout["overlap_experts"] = layout["ep"] > 1 and draw(st.booleans())
     layout["microbatch_sequences"] = draw(st.sampled_from([3, 4, 2, 1]))
     layout["recompute"] = draw(st.sampled_from(["none", "none", "selective", "full", "full:1"]))
+    layout["offload"] = draw(st.sampled_from(["none", "activations", "activations:1"]))
+    layout["offload_optimizer"] = draw(st.booleans())
     sections = divisible(
         model={**MODELS[name], **({"tie_embeddings": True} if draw(st.booleans()) else {})},
         batch={"global_sequences": SEQUENCES, "sequence_length": LENGTH},

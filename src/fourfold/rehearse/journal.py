@@ -33,8 +33,8 @@ class Wait(NamedTuple):
 
 @dataclass
 class Journal:
-    """The record itself. `instruction`: the one that runs, in short form. Copies come from the host; `copied_bytes`: theirs.
-    `launches`, `joins`: by instruction; a join is the computing stream's wait for a communicator."""
+    """The record itself. `instruction`: the one that runs, in short form. Copies come from the host or go there;
+    `copied_bytes`: of the first. `launches`, `joins`: by instruction; a join is the computing stream's wait for a communicator."""
 
     rank: int
     instruction: str = "start"

@@ -17,6 +17,7 @@ from fourfold.model.operations import Operations
 from fourfold.model.recorder.operations import even_counts
 from fourfold.program import Instruction, Program, memory_peak
 from fourfold.program.view import RankView
+from fourfold.rehearse.host_link import rehearsed_host_link
 from fourfold.rehearse.journal import GroupCall, Journal, RehearsalFault, Wait
 from fourfold.rehearse.kernels import DeviceKernels
 from fourfold.rehearse.link import RehearsedLinks
@@ -76,8 +77,17 @@ def rehearse_rank(
         tables = feed_tables(spec, DEVICE)
         modes.enter_context(kernels)
         share_parameters(spec, units, groups)
+        link = rehearsed_host_link(journal, streams, DEVICE)
         executor = Executor(
-            view, units, groups, optimizer, DEVICE, rank, operations=_operations(journal), side=streams.on_side
+            view,
+            units,
+            groups,
+            optimizer,
+            DEVICE,
+            rank,
+            operations=_operations(journal),
+            side=streams.on_side,
+            link=link,
         )
         watch_units(kernels, units.values(), tables)
         kernels.after_instruction()

@@ -26,7 +26,16 @@ from fourfold.simulate.state import SimulationState
 IDLE = "pipeline bubble"
 _JOINED = tuple(
     f" {op.name.lower().replace('_', ' ')}"
-    for op in (*ALL_TO_ALLS, Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED, Op.BRING)
+    for op in (
+        *ALL_TO_ALLS,
+        Op.REDUCE,
+        Op.GATHER,
+        Op.PARAMETER_ALL_GATHER,
+        Op.REDUCE_TIED,
+        Op.BRING,
+        Op.OFFLOAD,
+        Op.FETCH,
+    )
 )
 _BESIDE = {
     Op.UPDATE: "optimizer",

@@ -7,6 +7,7 @@ from tests.support.program_mutations import (  # noqa: F401 (each fills the tabl
     data_parallel,
     exchanges,
     halves_and_ties,
+    offloads,
     split_layers,
     stages,
     sums_over_ranks,

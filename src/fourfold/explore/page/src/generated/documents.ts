@@ -402,7 +402,7 @@ export interface LaneDocument {
   streams: ([number, number, number, string])[];
 }
 
-/** A layout by the run file's keys. `recompute` is a list where blocks differ. */
+/** A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ. */
 export interface LayoutDocument {
   pp: number;
   schedule: string;
@@ -419,7 +419,9 @@ export interface LayoutDocument {
   microbatch_sequences: number;
   outermost: string;
   overlap_experts: boolean;
+  offload_optimizer: boolean;
   recompute: string | string[];
+  offload: string | string[];
 }
 
 /** A level of a cluster's network, one direction. */
@@ -831,6 +833,7 @@ export interface SimulationDocument {
   device_memory_bytes: number;
   fits: boolean;
   verdict: string[];
+  host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
@@ -901,6 +904,7 @@ export interface StepDocument {
   device_memory_bytes: number;
   fits: boolean;
   verdict: string[];
+  host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
