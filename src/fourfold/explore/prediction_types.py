@@ -279,6 +279,7 @@ class PlanDocument(TypedDict):
     explanations: list[ExplanationDocument]
     enough_devices: int | None
     obstacles: list[str]
+    seconds_per_spared_gigabyte: dict[str, float]
     least_memory_bytes: float | None
     counts: dict[str, int]
     search_seconds: float

@@ -124,6 +124,11 @@ def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
     missing = [] if block is None else [f"model.block = {block!r}: their model has to have the same block"]
     if job.optimizer.name not in optimizers:
         missing.append(f"optimizer {job.optimizer.name}: is priced here, but not stated there: state it")
+    if job.layout.activations:
+        blocks = job.layout.words().partition("blocks: ")[2]
+        missing.append(
+            f"{blocks}: one policy a block is not stated there, every block keeps its activations: plan with --for"
+        )
     return missing
 
 

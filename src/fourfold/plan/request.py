@@ -172,7 +172,12 @@ class Request:
     def section(self, layout: "Candidate") -> LayoutSection:
         """A layout as the run file's `[layout]`."""
         split = self.sequence_parallel and layout.tp > 1
-        return LayoutSection(**vars(layout), prefetch=self.prefetch, sequence_parallel=split)
+        keys = {key: value for key, value in vars(layout).items() if key != "activations"}
+        if layout.activations:
+            ways = [way.partition("offload") for way in layout.activations]
+            keys["recompute"] = [policy.rstrip("+") or "none" for policy, _, _ in ways]
+            keys["offload"] = ["activations" if away else "none" for _, away, _ in ways]
+        return LayoutSection(**keys, prefetch=self.prefetch, sequence_parallel=split)
 
     def permits(self, layout: Candidate) -> bool:
         """Whether a layout keeps to the constraints."""

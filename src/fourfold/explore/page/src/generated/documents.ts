@@ -607,6 +607,7 @@ export interface PlanDocument {
   explanations: ExplanationDocument[];
   enough_devices: number | null;
   obstacles: string[];
+  seconds_per_spared_gigabyte: Record<string, number>;
   least_memory_bytes: number | null;
   counts: Record<string, number>;
   search_seconds: number;
