@@ -100,6 +100,13 @@ def test_a_gigabyte_costs_less_where_memory_is_near() -> None:
     assert prices[0]["offload"] > prices[0]["full"] > prices[1]["offload"]
 
 
+def test_no_block_offloads_where_that_is_ruled_out() -> None:
+    request, _, _ = asked(LAYOUT, 0.3, FAST_LINK)
+    found = chosen_together(Pricer(replace(request, offload=False)), LAYOUT)
+    assert found is not None
+    assert set(found.candidate.activations) <= {"none", "selective", "full"}
+
+
 def test_not_where_a_person_chooses_nor_for_other_software() -> None:
     request, _, _ = asked(LAYOUT, 0.5)
     assert chosen_together(Pricer(request.fixing({"recompute": "full"})), LAYOUT) is None

@@ -37,7 +37,8 @@ def chosen_together(pricer: Pricer, candidate: Candidate) -> Priced | None:
     if any(limit.by for limit in request.constraints.limits):
         return None
     blocks, base = request.model.num_layers, replace(candidate, recompute="none", activations=())
-    held = {way: pricer.held(base if way == "none" else replace(base, activations=(way,) * blocks)) for way in WAYS}
+    allowed = [way for way in WAYS if request.offload or "offload" not in way]
+    held = {way: pricer.held(base if way == "none" else replace(base, activations=(way,) * blocks)) for way in allowed}
     none = held["none"]
     if none is None or any(each is None for each in held.values()) or max(none) <= request.memory_bytes:
         return None
@@ -72,14 +73,14 @@ def _solved(
         options = []
         for each in own:
             share = costs.saved(each) / total
-            spared = [share * (held["none"][rank] - held[way][rank]) for way in WAYS]
+            spared = [share * (held["none"][rank] - held[way][rank]) for way in held]
             options.append(
-                tuple(Option(costs.seconds(each, way), size) for way, size in zip(WAYS, spared, strict=True))
+                tuple(Option(costs.seconds(each, way), size) for way, size in zip(held, spared, strict=True))
             )
         places = cheapest(options, needed)
         if places is None:
             return None
-        found.update((each.name, WAYS[place]) for each, place in zip(own, places, strict=True))
+        found.update((each.name, [*held][place]) for each, place in zip(own, places, strict=True))
     return tuple(found[name] for name, each in stages.segments.items() if _chooses(each))
 
 

@@ -268,6 +268,7 @@ export interface DeviceRow {
   host_launch_seconds: number | null;
   context_bytes: number | null;
   gemm_recipes: string[] | null;
+  host_bytes_per_second: number | null;
   description: string;
 }
 
