@@ -45,7 +45,7 @@ class Lowered:
     def seconds(self, constants: Fitted) -> float:
         prices = case_prices(self.run, self.spec, constants)
         times = [simulate(spec, prices, programs).seconds for spec, programs in self.runs]
-        host = host_update_seconds(self.spec) if self.case.offloaded == "optimizer" else 0.0
+        host = host_update_seconds(self.spec, self.case.cluster.device) if self.case.offloaded == "optimizer" else 0.0
         return host + (times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0]))
 
 

@@ -55,6 +55,16 @@ def test_overlap_of_experts_may_be_stated(fourfold) -> None:
     assert "layout.overlap_experts=true: none of the best layouts runs so" in result.err
 
 
+def test_offload_may_be_ruled_out_but_not_asked_for(fourfold) -> None:
+    assert not any(
+        "offload" in str(each["offload"]) for each in layouts(document(fourfold, *SMALL, "layout.offload=none"))
+    )
+    for stated in ("layout.offload=activations", "layout.offload_optimizer=true"):
+        result = fourfold("plan", *SMALL, stated)
+        assert result.code == 2
+        assert "finds by itself which blocks offload" in result.err
+
+
 def test_a_run_file_s_layout_is_not_looked_at_but_the_command_line_s_binds(fourfold, here: Path) -> None:
     text = (here / "run.toml").read_text() + "[layout]\npp = 2\nprefetch = 2\n"
     (here / "own.toml").write_text(text)

@@ -88,6 +88,15 @@ CASES: dict[str, dict[str, Any]] = {
         **{"model": deepseek(), "dp_shard": 4, "ep": 2, "etp": 2, "zero": 2},
         "optimizer": {"name": "muon", "placement": "home", "per_head": True},
     },
+    "offload": {"accumulation": 2, "offload": "activations", "offload_optimizer": True, "model": {"num_layers": 4}},
+    "offload_zero3": {
+        **{"dp_shard": 2, "zero": 3, "accumulation": 2, "offload": "activations:2", "offload_optimizer": True},
+        **{"precision": {"compute": "bf16"}, "model": {"num_layers": 5}, "recompute": "full:1"},
+    },
+    "offload_zb_h1": {
+        **{"pp": 2, "schedule": "zb_h1", "accumulation": 3, "dp_shard": 2, "zero": 1, "offload": "activations"},
+        **{"offload_optimizer": True, "optimizer": "muon", "checked": True, "model": {"num_layers": 4}},
+    },
     "deepseek": {"model": deepseek(), "pp": 2, "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
     "overlap": {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 2, "accumulation": 3, "overlap_experts": True},
     "overlap_zero3": {

@@ -38,6 +38,12 @@ CASES: list[dict[str, Any]] = [
     {"pp": 3, "accumulation": 3, "schedule": "zb_h1"},
     {"pp": 2, "model": deepseek(), "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
     {"model": deepseek(), "dp_shard": 2, "ep": 2, "zero": 2, "accumulation": 3, "overlap_experts": True},
+    {"accumulation": 2, "offload": "activations", "offload_optimizer": True, "model": {"num_layers": 4}},
+    {"dp_shard": 2, "zero": 3, "offload_optimizer": True, "precision": {"compute": "bf16"}},
+    {
+        **{"pp": 2, "schedule": "zb_h1", "accumulation": 3, "offload": "activations", "model": {"num_layers": 6}},
+        **{"recompute": "full:1", "zero": 1, "dp_shard": 2, "offload_optimizer": True},
+    },
     {
         **{"pp": 2, "schedule": "dualpipe_v", "model": {**QWEN3_MOE, "num_layers": 4}, "dp_shard": 2, "ep": 2},
         **{"zero": 1, "accumulation": 4, "overlap_experts": True},

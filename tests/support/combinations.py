@@ -207,7 +207,12 @@ def _recompute(chance: random.Random, table: Table) -> Table:
     return {"layout": {"recompute": chance.choice(["none", "none", "selective", "full", "full:1", each])}}
 
 
-LAYOUT_AXES: tuple[Axis, ...] = (_data, _pipeline, _context_and_tensor, _experts, _microbatches, _recompute)
+def _offload(chance: random.Random, table: Table) -> Table:
+    activations = chance.choice(["none", "none", "activations", "activations:1"])
+    return {"layout": {"offload": activations, "offload_optimizer": chance.random() < 0.3}}
+
+
+LAYOUT_AXES: tuple[Axis, ...] = (_data, _pipeline, _context_and_tensor, _experts, _microbatches, _recompute, _offload)
 
 
 def _divisors(n: int) -> list[int]:

@@ -11,14 +11,14 @@ from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
-from fourfold.program.liveness import ledger
+from fourfold.program.liveness import host_peak_bytes, ledger
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.links import Links
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.runtime.units import build_units, share_parameters
+from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train import state
 from tests.support.parity_runs import STEPS, RankData, global_batch
 
@@ -97,12 +97,14 @@ def run_rank(
         "losses": losses,
         "norms": norms,
         "gradients": gradients,
-        "parameters": {name: unit.master.clone().numpy() for name, unit in units.items()},
+        "parameters": {name: unit.states["master"].clone().numpy() for name, unit in units.items()},
         "biases": {name: bias.clone().numpy() for name, bias in executor.routers.biases.items()},
         "shards": {name: unit.index for name, unit in units.items()},
         "sent": {axes: group.sent_bytes for axes, group in groups.items() if group.sent_bytes},
         "declared": {axes: size * len(numbers) for axes, size in ledger(program).items() if size},
         "peak": peak,
+        "host_peak": host_bytes(executor),
+        "predicted_host_peak": host_peak_bytes(program),
         "predicted_peak": memory_peak(program).bytes,
         "peak_at": program.instructions[memory_peak(program).index].short,
     }
@@ -117,16 +119,16 @@ def saved_folder(out: Path) -> Path:
 def measure_step(executor: Executor, program: Any, data: RankData, lr: float, units: Any) -> int:
     """Peak live tensor bytes of one step, everything that outlives it included."""
     tracker = MemoryTracker()
-    for unit in units.values():
-        for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
-            tracker.watch(tensor, resizable=True)
-        for tensor in (unit.shard, unit.master, *unit.optimizer.state.values()):
-            tracker.watch(tensor)
-    for table in data._tables:
-        tracker.watch(table)
+    watch_units(tracker, units.values(), data._tables)
     with tracker:
         executor.run(program, data, lr)
     return tracker.peak_bytes
+
+
+def host_bytes(executor: Executor) -> int:
+    """The most bytes that the host's memory held of what is offloaded."""
+    states = (tensor for unit in executor.units.values() for tensor in unit.away.values())
+    return executor.link.peak_bytes + sum(tensor.nbytes for tensor in states)
 
 
 def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ranks: int) -> dict[str, torch.Tensor]:

@@ -62,6 +62,8 @@ def lowerings(
         microbatch_sequences=draw(st.integers(1, 3)),
         recompute=draw(_policies(model["num_layers"])),
         prefetch=draw(st.integers(0, 4)),
+        offload=draw(st.sampled_from(["none", "none", "activations", "activations:1"])),
+        offload_optimizer=draw(st.booleans()),
     )
 
 

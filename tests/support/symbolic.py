@@ -14,6 +14,7 @@ from typing import Any
 
 from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.instruction import RECEIVES, SENDS
+from tests.support import symbolic_copies as copies
 from tests.support.symbolic_parts import ALL_TO_ALLS, ARRIVED, exchanged, set_out
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
@@ -40,6 +41,7 @@ class _World:
             live: dict[str, Any] = dict.fromkeys(program.resident, True)
             live.update(self.parameters.initial(number, program.resident))
             self.ranks[number] = Rank(number, program, own, live, exchanged(program.instructions))
+            copies.begin(self.ranks[number])
         self.entered: dict[Group, dict[int, list[Entry]]] = {}
         self.sent: dict[tuple[int, int], list[Started]] = {}
         self.received: dict[tuple[int, int], list[Started]] = {}
@@ -68,7 +70,7 @@ class _World:
             self.land(rank, started)
         elif step.op in SENDS | RECEIVES:
             self.start_transfer(rank, step)
-        elif step.op in (*UNIT_STARTS, *ALL_TO_ALLS, Op.COUNT, Op.SUM_LOSS):
+        elif step.op in (*UNIT_STARTS, *ALL_TO_ALLS, *copies.COPIES, Op.COUNT, Op.SUM_LOSS):
             self.start(rank, step)
         elif not self.blocking(rank, step):
             return False
@@ -200,6 +202,8 @@ class _World:
         started = Started(step, rank)
         if step.op in UNIT_STARTS:
             self.parameters.start(started)
+        elif step.op in copies.COPIES:
+            copies.start(started)
         elif step.op in ALL_TO_ALLS:
             started.writes = frozenset([set_out(rank, step)])
         elif step.op is Op.COUNT:
@@ -218,6 +222,8 @@ class _World:
                 rank.live[name] = self.partners(started)[started.position].taken
         elif step.op in UNIT_STARTS:
             self.parameters.land(started, self.everyone(started))
+        elif step.op in copies.COPIES:
+            copies.land(started)
         elif step.op in ALL_TO_ALLS:
             rank.live.update(dict.fromkeys(started.writes, ARRIVED))
         elif step.op is Op.COUNT:
@@ -248,6 +254,7 @@ class _World:
         elif step.op is Op.UPDATE and training:
             need(rank.clipped, "updated before the norm")
             self.parameters.update(rank, step.segment or "")
+            copies.update(rank, step.segment or "")
         else:
             need(step.op is Op.FREE, f"{step.op} has no place here")
 
@@ -267,6 +274,8 @@ class _World:
         need(rank.live.keys() == set(rank.program.resident), f"live at the end: {sorted(rank.live)}")
         training = rank.program.kind == "train"
         self.parameters.check_end(rank, 1 if training else 0)
+        if training:
+            copies.check_end(rank)
         need(counts_all(rank), "targets are counted another number of times")
         losses = self.losses(rank, training)
         recorded = Counter(rank.losses) if rank.recorded is None else rank.recorded

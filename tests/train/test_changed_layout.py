@@ -13,6 +13,7 @@ from tests.train.test_training import EXPERTS, corpus, finish, lines, make_run, 
 
 __all__ = ["corpus"]
 FP64 = {"precision": {"compute": "fp64"}}
+OFFLOADED = {"offload": "activations", "offload_optimizer": True}
 MUON = {"optimizer": {"name": "muon", "lr": 0.02}}
 CHANGES = [
     (2, {"zero": 3}, 4, {"pp": 2, "tp": 2, "sequence_parallel": True}, {}),
@@ -20,6 +21,7 @@ CHANGES = [
     (4, {"pp": 2, "cp": 2, "ep": 2, "zero": 1}, 2, {"tp": 2, "etp": 2}, {"model": EXPERTS}),
     (2, {"zero": 3}, 4, {"pp": 2, "dp_replicate": 2, "zero": 0}, MUON),
     (4, {"dp_replicate": 2, "zero": 1}, 2, {"ep": 2, "zero": 2}, {"model": EXPERTS, **MUON}),
+    (2, {"zero": 1, **OFFLOADED}, 2, {"pp": 2, **OFFLOADED}, {}),
 ]
 
 

@@ -10,7 +10,9 @@ from fourfold.plan.trainers import Trainer
 
 PREFIX = "layout."
 FLAGS = ("sequence_parallel", "overlap_experts")
-ALONE = ("prefetch", *FLAGS)
+KEPT = {"offload": "none", "offload_optimizer": "false"}
+"""Keys of what lies in the host's memory, and the one value of each that a search takes."""
+ALONE = ("prefetch", *FLAGS, *KEPT)
 """Keys that take one value, the same for all layouts."""
 
 
@@ -31,8 +33,11 @@ class LayoutOverrides:
                 f"allowed: false; what works: leave it out, or another --for"
             )
         constraints = trainer.constraints.stating(self.values)
+        offload = self.flags.get("offload", True)
         overlap = self.flags.get("overlap_experts")
-        return replace(request, constraints=constraints, sequence_parallel=split, overlap_experts=overlap)
+        return replace(
+            request, constraints=constraints, sequence_parallel=split, overlap_experts=overlap, offload=offload
+        )
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str]]:
@@ -49,7 +54,14 @@ def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str
             raise UserError(_unknown(override, name))
         if not values or "" in values:
             raise UserError(f"override {override!r}: states no value; what works: {PREFIX}{name}=2, or several: 2,4")
-        if name in FLAGS:
+        if name in KEPT:
+            if [value.lower() for value in values] != [KEPT[name]]:
+                raise UserError(
+                    f"override {override!r}: a search finds by itself which blocks offload, optimizer states stay on the device; "
+                    f"allowed: {KEPT[name]}; what works: leave it out, or fourfold simulate with a run file that states it"
+                )
+            layout.flags[name] = False
+        elif name in FLAGS:
             stated = [value.lower() for value in values]
             if stated not in (["true"], ["false"]):
                 raise UserError(f"override {override!r}: allowed: true, false; a value that works: {PREFIX}{name}=true")

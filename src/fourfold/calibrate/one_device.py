@@ -78,6 +78,7 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
         memory_bytes_per_second=memory.bytes_per_second,
         peak_flops_per_second={**peaks, dtype: max(peak, rate, *rates, *reached)},
         units=memory.units,
+        host_bytes_per_second=memory.from_host_bytes_per_second,
         host_launch_seconds=memory.host_launch_seconds,
         context_bytes=context,
     )

@@ -114,8 +114,15 @@ class LayoutSection(Section):
     """Sequences of one microbatch on one data-parallel rank."""
     recompute: str | list[str] = "none"
     """Activation recomputation: `none`, `selective`, `full`, `full:N` (the first N blocks), or a list with one word a block."""
+    offload: str | list[str] = "none"
+    """Activations that wait for their backward in the host's memory: `none`, `activations`, `activations:N` (the first N blocks
+    that do not recompute in full), or a list with one word a block. Activations that are needed again at once stay."""
+    offload_optimizer: bool = False
+    """Whether optimizer states, and master weights where they are a copy, lie in the host's memory: each unit's are fetched for its
+    update and copied back."""
     prefetch: Annotated[int, Field(ge=0)] = 1
-    """ZeRO-3: how many computations ahead of its use a segment's parameters are gathered."""
+    """How many computations ahead of its use a segment's parameters are gathered (ZeRO-3), or its activations are fetched
+    (`offload`)."""
 
 
 class PrecisionSection(Section):

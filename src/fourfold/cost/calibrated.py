@@ -56,6 +56,10 @@ class CalibratedPrices(Prices):
     def transfer(self, size: int, source: int, target: int) -> float:
         return self.contention_profile.link("send", 2).at(size)
 
+    def host_copy(self, size: float) -> float:
+        """On a processor a thread reads and writes the memory that kernels do."""
+        return self.memory(2 * size) if self.copies_share_memory else super().host_copy(size)
+
     def memory(self, size: float) -> float:
         return self.contention_profile.update_seconds + size / self.contention_profile.update_bytes_per_second
 

@@ -7,6 +7,7 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.cost.software import SoftwareProfile
 from fourfold.model.work import SavedParts
 from fourfold.program import Program
+from fourfold.program.buffers import device
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.program import BufferKind, Buffers
 from fourfold.program.spec import StepSpec
@@ -40,7 +41,7 @@ def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra:
     """Buffers, as large as the software has them."""
     shares = _state_shares(spec, software)
     for buffer in program.buffer_kinds:
-        kind, _, rest = buffer.text.partition("/")
+        kind, _, rest = device(buffer.text).partition("/")
         size = buffer.bytes
         if kind == "saved":
             size = kept_bytes(size, program.saved_parts[rest], software) + extra

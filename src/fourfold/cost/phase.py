@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from fourfold.cost.kernels import launches
 from fourfold.cost.prices import Prices
-from fourfold.model.work import Attention, Elementwise, Gemm, Item, Join, Start, Work
+from fourfold.model.work import Attention, Elementwise, Gemm, HostCopy, Item, Join, Start, Work
 
 KINDS = {Gemm: "matmuls", Attention: "attention", Elementwise: "memory-bound kernels"}
 
@@ -61,7 +61,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
             end = pending.pop(item.name)
             if end > now:
                 exposed, now = exposed + end - now, end
-        else:
+        elif not isinstance(item, HostCopy):  # passes have none: copies are instructions of their own
             seconds = prices.kernel(item)
             if pending:
                 beside = max(pending.values()) - now

@@ -213,6 +213,15 @@ class Prices:
                     found.setdefault(blocks, ranks)
         return tuple(found.values())
 
+    def host_copy(self, size: float) -> float:
+        """Seconds of a copy of `size` bytes between a device and its host's memory; each direction has a link of its own."""
+        return size / self.cluster.device.host_link_bytes_per_second
+
+    @property
+    def copies_share_memory(self) -> bool:
+        """Whether copies to the host's memory take from kernels, as on a processor, whose memory it is."""
+        return self.cluster.device.units is None
+
     def memory(self, size: float) -> float:
         """Seconds in which the device's memory moves `size` bytes."""
         return self.kernels.launch_seconds + memory_seconds(size, self.cluster.device, self.kernels)

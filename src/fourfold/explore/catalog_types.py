@@ -47,6 +47,7 @@ class DeviceRow(MachineDevice):
     host_launch_seconds: float | None
     context_bytes: int | None
     gemm_recipes: list[str] | None
+    host_bytes_per_second: float | None
     description: str
 
 

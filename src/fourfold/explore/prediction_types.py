@@ -15,7 +15,7 @@ exact = with_config(ConfigDict(extra="forbid"))
 
 @exact
 class LayoutDocument(TypedDict):
-    """A layout by the run file's keys. `recompute` is a list where blocks differ."""
+    """A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ."""
 
     pp: int
     schedule: str
@@ -32,7 +32,9 @@ class LayoutDocument(TypedDict):
     microbatch_sequences: int
     outermost: str
     overlap_experts: bool
+    offload_optimizer: bool
     recompute: str | list[str]
+    offload: str | list[str]
 
 
 @exact
@@ -169,6 +171,7 @@ class StepDocument(TypedDict):
     device_memory_bytes: int
     fits: bool
     verdict: list[str]
+    host_memory_bytes: NotRequired[int]
     host_bound: NotRequired[dict[str, float]]
     memory_over_time: NotRequired[list[MemoryCurve]]
     run: NotRequired[CampaignDocument]
@@ -276,6 +279,7 @@ class PlanDocument(TypedDict):
     explanations: list[ExplanationDocument]
     enough_devices: int | None
     obstacles: list[str]
+    seconds_per_spared_gigabyte: dict[str, float]
     least_memory_bytes: float | None
     counts: dict[str, int]
     search_seconds: float

@@ -126,6 +126,11 @@ def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
         missing.append(f"model.mup_base_hidden_size = {base}: state muP's initialisation and learning rates there")
     if job.optimizer.name not in optimizers:
         missing.append(f"optimizer {job.optimizer.name}: is priced here, but not stated there: state it")
+    if job.layout.activations:
+        blocks = job.layout.words().partition("blocks: ")[2]
+        missing.append(
+            f"{blocks}: one policy a block is not stated there, every block keeps its activations: plan with --for"
+        )
     return missing
 
 

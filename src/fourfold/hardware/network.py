@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from fourfold.config.errors import UserError, did_you_mean
+from fourfold.hardware.types import PCIE_4
 
 GENERATIONS = {
     "qdr": 32, "fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr200": 200, "ndr": 400, "xdr": 800,
@@ -99,7 +100,7 @@ NODE_LINKS = {
     "nvlink4": NodeLink("nvlink", 450e9, 1.9e-6, f"NVLink 4, eighteen links of 25 GB/s (H100); {_NVLINK}"),
     "nvlink5": NodeLink("nvlink", 900e9, 1.9e-6, f"NVLink 5, eighteen links of 50 GB/s (B200); {_NVLINK}"),
     "pcie3": NodeLink("pcie", 16e9, 3e-6, f"PCIe 3 x16; {_PCIE}"),
-    "pcie4": NodeLink("pcie", 32e9, 3e-6, f"PCIe 4 x16; {_PCIE}"),
+    "pcie4": NodeLink("pcie", PCIE_4, 3e-6, f"PCIe 4 x16; {_PCIE}"),
     "pcie5": NodeLink("pcie", 64e9, 3e-6, f"PCIe 5 x16; {_PCIE}"),
 }
 _RATE = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)\s*gb(?:/s|ps)")

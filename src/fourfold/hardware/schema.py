@@ -65,6 +65,7 @@ class DeviceTable(Section):
     power_watts: Positive | None = None
     gemm_recipes: list[GemmRecipeName] | None = None
     kernels: Annotated[dict[KernelConstant, Constant], Field(default_factory=dict)]
+    host_bytes_per_second: Rate | None = None
     host_launch_seconds: Annotated[float, Field(ge=0, le=1)] | None = None
     context_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=0, le=10**12)] | None = None
 
@@ -117,6 +118,7 @@ _EXAMPLES: dict[str, str] = {
     "power_watts": "700",
     "kernels": "{ gemm_share = 0.8 }",
     "launch_seconds": "3e-6",
+    "host_bytes_per_second": "64e9",
     "host_launch_seconds": "5e-6",
     "context_bytes": "500_000_000",
     "kind": '"switch"',

@@ -21,6 +21,12 @@ _NEXT: dict[str, tuple[str, ...]] = {
 """Formats that stand in where a device does not state one, nearest first."""
 
 
+PCIE_4 = 32e9
+"""Bytes a second of a PCIe 4 x16, in one direction."""
+HOST_LINK_SHARE = 0.78
+"""Share of a link's rate that copies from and to pinned memory reach: some 25 of 32 GB/s of a PCIe 4 x16."""
+
+
 @dataclass(frozen=True)
 class Device:
     """One accelerator, as its maker states it.
@@ -38,6 +44,9 @@ class Device:
     `unit_memory_bytes`: fast memory of each that a kernel keeps its tiles in (shared memory, LDS).
     `power_watts`: the maker's thermal or board limit of the device alone.
 
+    `host_bytes_per_second`: of copies from and to the host's pinned memory, in one direction. None: those of a PCIe 4 x16 are
+    assumed; on a processor (no `units`) both are one memory.
+
     `gemm_recipes`: recipes of low-precision matmuls that torch has a kernel for there. None: `fp8`, where fp8 has a peak.
 
     A device that `fourfold calibrate --device` measured has three more figures. `kernels`: constants of `cost.kernels.Kernels` in
@@ -54,9 +63,18 @@ class Device:
     unit_memory_bytes: int | None = None
     power_watts: float | None = None
     gemm_recipes: Sequence[str] | None = field(default=None, hash=False)
+    host_bytes_per_second: float | None = None
     kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_launch_seconds: float | None = None
     context_bytes: int | None = None
+
+    @property
+    def host_link_bytes_per_second(self) -> float:
+        """Bytes a second of copies between this device and its host's memory, in one direction. A processor reads and writes its
+        one memory."""
+        if self.units is None:
+            return self.memory_bytes_per_second / 2
+        return self.host_bytes_per_second or HOST_LINK_SHARE * PCIE_4
 
     @property
     def executed_recipes(self) -> tuple[str, ...]:

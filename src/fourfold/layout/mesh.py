@@ -35,7 +35,8 @@ Recompute = Literal["none", "selective", "full"]
 class Layout:
     """Degrees of every axis and how a rank's step is arranged, complete and checked (`resolve_layout` makes it).
 
-    `recompute`: one policy a segment, in forward order. `stages`: how many segments each pipeline stage has; `stage_ranks`: the pp
+    `recompute`: one policy a segment, in forward order. `offload`: whether each segment's activations wait in the host's memory,
+    likewise; empty: none do. `stages`: how many segments each pipeline stage has; `stage_ranks`: the pp
     coordinate of each stage. `global_sequences` = num_microbatches x microbatch_sequences x dp_replicate x dp_shard. `outermost`:
     a key of `ORDERS`; ranks are numbered in that order. Views read the box of `AXES`, whatever the order.
     """
@@ -63,6 +64,8 @@ class Layout:
     tp_head: int = 1
     outermost: Outermost = "pp"
     overlap_experts: bool = False
+    offload: tuple[bool, ...] = ()
+    offload_optimizer: bool = False
 
     @property
     def edp(self) -> int:

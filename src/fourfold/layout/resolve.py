@@ -17,7 +17,8 @@ from fourfold.layout.divisibility import (
     spreads_experts,
     tensor_fault,
 )
-from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
+from fourfold.layout.mesh import Layout, tensor_head_degree
+from fourfold.layout.policies import offloaded_segments, recompute_policies
 from fourfold.model.low_precision import MULTIPLES
 
 _SEARCHED = 100_000
@@ -68,6 +69,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     ulysses = _check_context(section, model, batch.sequence_length)
     _check_experts(section, model, dp_shard)
     _check_overlap(section)
+    recompute = recompute_policies(section.recompute, model)
     layout = Layout(
         pp=section.pp,
         dp_replicate=section.dp_replicate,
@@ -79,7 +81,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         microbatch_sequences=section.microbatch_sequences,
         num_microbatches=batch.global_sequences // per_microbatch,
         sequence_length=batch.sequence_length,
-        recompute=_recompute(section.recompute, model),
+        recompute=recompute,
         prefetch=section.prefetch,
         virtual_stages=virtual_stages,
         cp_method=section.cp_method.partition(":")[0],
@@ -89,6 +91,8 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         etp=section.etp,
         outermost=section.outermost,
         overlap_experts=section.overlap_experts,
+        offload=offloaded_segments(section.offload, recompute, model),
+        offload_optimizer=section.offload_optimizer,
         tp_head=section.tp if model.is_mla else tensor_head_degree(section.tp, model.num_kv_heads),
     )
     if section.sequence_parallel is None and layout.tp > 1 and layout.tokens % layout.tp == 0:
@@ -284,38 +288,3 @@ def _dp_shard(config: RunConfig, ranks: int | None) -> int:
             f"or leave layout.dp_shard out to take all ranks"
         )
     return shard
-
-
-def _recompute(stated: str | list[str], model: ModelConfig) -> tuple[Recompute, ...]:
-    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block. MTP
-    modules go as the last block does."""
-    allowed = ("none", "selective", "full")
-    num_layers = model.num_layers
-    policies: list[str]
-    if isinstance(stated, list):
-        policies = stated
-        if len(policies) != num_layers:
-            raise UserError(
-                f"layout.recompute lists {len(policies)} policies for {num_layers} blocks; allowed: one a block, or one word, "
-                f"{', '.join(allowed)}; a value that works: 'selective'"
-            )
-    elif (match := re.fullmatch(r"(\w+):(\d+)", stated)) and match[1] in allowed:
-        count = int(match[2])
-        if count > num_layers:
-            raise UserError(
-                f"layout.recompute = {stated!r}: the model has {num_layers} blocks; allowed: up to {num_layers}; "
-                f"a value that works: '{match[1]}:{num_layers}'"
-            )
-        policies = [match[1]] * count + ["none"] * (num_layers - count)
-    else:
-        policies = [stated] * num_layers
-    resolved: list[Recompute] = []
-    for policy in policies:
-        if policy not in allowed:
-            hint = did_you_mean(policy, allowed, repr)
-            raise UserError(
-                f"layout.recompute = {stated!r}: {policy!r} is unknown; {hint}allowed: {', '.join(allowed)}, 'full:N' for the "
-                f"first N blocks, or a list with one of them a block; a value that works: 'full'"
-            )
-        resolved.append(policy)  # type: ignore[arg-type]
-    return ("none", *resolved, *resolved[-1:] * model.mtp_layers, "none")

@@ -1,6 +1,6 @@
 """The environment of a segment's functions: backend, model and groups; and `Saved`, where they keep activations."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -96,6 +96,12 @@ class Saved:
     def see(self, name: str) -> Array:
         """The array, kept on."""
         return self._arrays[name]
+
+    def changed(self, change: Callable[[Array], Any]) -> "Saved":
+        """The same, with what `change` makes of every array."""
+        result = Saved(self._rebuilt, self._keeps)
+        result._arrays = {name: change(array) for name, array in self._arrays.items()}
+        return result
 
     def bytes_of(self, name: str) -> int:
         """The size of an array, 0 where there is none of that name."""

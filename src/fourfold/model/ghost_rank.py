@@ -26,7 +26,7 @@ from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work, sends, with
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes and work of one segment on one microbatch, on one rank.
+    """Bytes and work of one segment on one microbatch, on one rank. `saved_tensors`: pieces of memory that what it saves lies in.
 
     Workspaces are above what is live before and what is written: signed, for a backward writes its gradient when much of what was
     saved is freed, and what was saved may become what is deferred. A recomputed forward repeats the forward's work.
@@ -40,6 +40,7 @@ class Footprint:
     forward: Work = NOTHING
     backward: Work = NOTHING
     saved_parts: SavedParts = NO_PARTS
+    saved_tensors: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class GhostRank:
         rebuilt = SELECTIVE if policy == "selective" else ()
         x = self.hidden(max(1, self.segment.depth))
         saved, forward = self._forward(x, Saved(rebuilt))
-        attended = saved.bytes_of("attention")
+        attended, tensors = saved.bytes_of("attention"), self.recording.storages
         recompute, saved_bytes, output, grad = forward.peak - forward.left, forward.left, forward.output, x.nbytes
         full = self._backward(x, saved)
         if policy == "full":
@@ -232,6 +233,7 @@ class GhostRank:
             forward=forward.phase,
             backward=full.phase,
             saved_parts=SavedParts(full.operands, attended),
+            saved_tensors=tensors,
         )
 
     def _forward(self, x: Ghost, saved: Saved) -> "tuple[Saved, _Pass]":

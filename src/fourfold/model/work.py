@@ -70,6 +70,20 @@ class Elementwise:
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """Copies of `bytes` in all over the device's link to its host's memory: there, or (not `to_host`) back. They run beside
+    kernels; `copies`: how many the host issues."""
+
+    to_host: bool
+    bytes: int
+    copies: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 0
+
+
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift", "send", "recv"]
 
 
@@ -123,7 +137,7 @@ class Join:
         return 0
 
 
-Item = Gemm | Attention | Elementwise | Start | Join
+Item = Gemm | Attention | Elementwise | HostCopy | Start | Join
 
 
 @dataclass(frozen=True)
@@ -149,6 +163,11 @@ class Work:
     def elementwise_bytes(self) -> int:
         """Bytes that its elementwise kernels read and write."""
         return sum(item.bytes for item in self.items if isinstance(item, Elementwise))
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """Bytes that it copies to or from its host's memory."""
+        return sum(item.bytes for item in self.items if isinstance(item, HostCopy))
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:

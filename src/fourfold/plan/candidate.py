@@ -36,6 +36,8 @@ class Candidate(BlockShape):
     zero: int
     outermost: Outermost = "pp"
     overlap_experts: bool = False
+    activations: tuple[str, ...] = ()
+    """Each block's way with its activations: none, selective, full, offload, selective+offload. Empty: all as `recompute` says."""
 
     @property
     def shape(self) -> BlockShape:
@@ -58,6 +60,10 @@ class Candidate(BlockShape):
         experts += [f"etp {self.etp}"] if self.etp > 1 else []
         experts += ["experts overlapped"] if self.overlap_experts else []
         degrees = " x ".join(parts) or "one device"
-        policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", f"recompute {self.recompute}"]
+        ways = {"none": "kept", "selective": "selective", "full": "recomputed", "offload": "offloaded"}
+        ways["selective+offload"] = "selective and offloaded"
+        found = [f"{self.activations.count(way)} {name}" for way, name in ways.items() if way in self.activations]
+        activations = f"blocks: {', '.join(found)}" if found else f"recompute {self.recompute}"
+        policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", activations]
         policies += [f"{self.outermost} outermost"] if self.outermost != "pp" else []
         return ", ".join([degrees, *experts, *policies])

@@ -16,7 +16,7 @@ from fourfold.program.schedule import BUILT_IN
 
 Value = int | str | bool
 T = TypeVar("T", bound=Value)
-KEYS = {field.name: field.type for field in fields(Candidate) if field.name != "overlap_experts"}
+KEYS = {field.name: field.type for field in fields(Candidate) if field.name not in ("overlap_experts", "activations")}
 """Keys of a layout that the search enumerates, with their types."""
 POLICIES = ("none", "selective", "full")
 MOST = 1_000_000

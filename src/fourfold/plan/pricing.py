@@ -116,6 +116,17 @@ class Pricer:
         about = (outlook.weight(candidate, held), outlook.probability(held), outlook.distance(candidate))
         return Priced(candidate, seconds, device_bytes, bound_seconds, *about)
 
+    def held(self, candidate: Candidate) -> list[int] | None:
+        """Peak memory of the devices of every pipeline rank, from programs alone; None where the layout cannot be."""
+        try:
+            spec = candidate_spec(self.request, candidate)
+            compiled = self._compiled(candidate, spec)
+            found = list(predict_memory(spec, self.request.prices(spec.layout), compiled))
+            self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * compiled.num_instructions))
+            return found
+        except UserError:
+            return None
+
     def fits(self, candidate: Candidate) -> bool:
         """Whether the layout can be and fits, without its time."""
         try:

@@ -33,6 +33,7 @@ class Request:
     have: by their share of its work. `software_overrides`: what replaces constants of the software profile. `constraints`: limits
     on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too. `overlap_experts`:
     whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
+    `offload`: whether blocks may offload their activations.
     """
 
     model: ModelConfig
@@ -51,6 +52,7 @@ class Request:
     constraints: Constraints = NO_CONSTRAINTS
     sequence_parallel: bool = True
     overlap_experts: bool | None = None
+    offload: bool = True
 
     @classmethod
     def of(
@@ -104,7 +106,8 @@ class Request:
             optimizer=self.optimizer,
         )
         mine = {
-            key: getattr(self, key) for key in ("memory_bytes", "constraints", "sequence_parallel", "overlap_experts")
+            key: getattr(self, key)
+            for key in ("memory_bytes", "constraints", "sequence_parallel", "overlap_experts", "offload")
         }
         return replace(asked, **mine)
 
@@ -172,7 +175,12 @@ class Request:
     def section(self, layout: "Candidate") -> LayoutSection:
         """A layout as the run file's `[layout]`."""
         split = self.sequence_parallel and layout.tp > 1
-        return LayoutSection(**vars(layout), prefetch=self.prefetch, sequence_parallel=split)
+        keys = {key: value for key, value in vars(layout).items() if key != "activations"}
+        if layout.activations:
+            ways = [way.partition("offload") for way in layout.activations]
+            keys["recompute"] = [policy.rstrip("+") or "none" for policy, _, _ in ways]
+            keys["offload"] = ["activations" if away else "none" for _, away, _ in ways]
+        return LayoutSection(**keys, prefetch=self.prefetch, sequence_parallel=split)
 
     def permits(self, layout: Candidate) -> bool:
         """Whether a layout keeps to the constraints."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fourfold.model.counts import step_flops_per_token
+from fourfold.plan.activations import seconds_per_gigabyte
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
@@ -23,6 +24,13 @@ class Plan:
     closer: StepSummary | None = None
     baseline_is_outside: bool = False
     obstacles: tuple[str, ...] = ()
+
+    @property
+    def spare_prices(self) -> dict[str, float]:
+        """Seconds of the best layout's step that a gigabyte of activations costs that is not kept, by the way to spare it."""
+        if self.closer is None:
+            return {}
+        return seconds_per_gigabyte(self.closer.step.simulation, self.closer.num_microbatches)
 
     @property
     def request(self) -> Request:

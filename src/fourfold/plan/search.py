@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fourfold.config import UserError
+from fourfold.plan.activations import chosen_together
 from fourfold.plan.bounding import Progress, bound_all
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
@@ -234,12 +235,14 @@ def _score(priced: Priced) -> float:
 
 def _partial(pricer: Pricer, best: Sequence[Priced], outgrown: Sequence[Priced]) -> list[Priced]:
     """Recomputing some blocks alone: of the fastest layout that recomputes all, where that is among the best; and of the fastest
-    that is too large without, where it would be better than the best."""
+    that is too large without, where it would be better than the best. One of the two also with what is cheapest for each block."""
     first = min(best, key=_score)
     found = [partially_recomputed(pricer, first)]
     faster = [p for p in outgrown if p.candidate.recompute == "none" and p.score < WORTH * first.score]
     if faster:
         found.append(made_to_fit(pricer, min(faster, key=_score)))
+    if faster or first.candidate.recompute != "none":
+        found.append(chosen_together(pricer, min(faster or [first], key=_score).candidate))
     return [p for p in found if p is not None]
 
 

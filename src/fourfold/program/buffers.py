@@ -10,6 +10,7 @@ direction/U   the shard's part of Muon's directions                    matrices/
 home/U        this rank's results for the matrices whose home it is    homes/U      those of all homes
 dispatched/S/m, combined/S/m    a forward of S in parts, with rows for the experts, and with their outputs
 ddispatched/S/m, dcombined/S/m  a backward of S in parts, likewise
+host_saved/S/m, host_optimizer/U, host_master/U     the same as those without `host_`, in the host's memory
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 
@@ -19,6 +20,24 @@ from fourfold.layout import FlatLayout
 def mark(microbatch: int) -> str:
     """The end of the names of a microbatch's own buffers."""
     return f"/m{microbatch}"
+
+
+_HOST = "host_"
+
+
+def on_host(buffer: str) -> bool:
+    """Whether a buffer lies in the host's memory."""
+    return buffer.startswith(_HOST)
+
+
+def host(buffer: str) -> str:
+    """Where a buffer of the device lies in the host's memory while it is offloaded."""
+    return _HOST + buffer
+
+
+def device(buffer: str) -> str:
+    """The buffer of the device that lies there."""
+    return buffer.removeprefix(_HOST)
 
 
 def hidden(segment: str, microbatch: int) -> str:

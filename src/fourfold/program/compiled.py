@@ -7,6 +7,7 @@ from itertools import starmap
 from fourfold.model.footprint import Footprint, Halves
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
+from fourfold.program.offload import insert_activation_offloads
 from fourfold.program.overlap import Units, expand_units, in_couples, overlapping_units, placed_units
 from fourfold.program.pattern import Step
 from fourfold.program.replay import insert_replays, unsplit_first
@@ -84,7 +85,8 @@ def compile_stages(view: RankView, plan: PipelinePlan) -> list[Step]:
     else:
         groups = expand_units(plan.units[view.pp_rank], view)
     steps = insert_transfers(groups, plan.transfers, view)
-    return insert_loads(insert_replays(insert_recompute(steps, view), view))
+    steps = insert_loads(insert_replays(insert_recompute(steps, view), view))
+    return insert_activation_offloads(steps, view)
 
 
 def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> Orders:

@@ -9,7 +9,7 @@ from fourfold.model.work import Collective
 from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, STARTS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, STARTS, TRANSFERS, Instruction, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.sizes import buffer_bytes, saved_parts
@@ -65,7 +65,8 @@ def _known_microbatches(pattern: Pattern, microbatches: list[int | None], view: 
 def resident_buffers(kind: str, view: RankView) -> set[str]:
     """Buffers that are live before and after a program of this kind."""
     state = ["optimizer", *(["master"] if view.spec.mixed else [])] if kind == "train" else []
-    units = {f"{prefix}/{unit}" for unit in view.flats for prefix in state}
+    where = "host_" if view.spec.layout.offload_optimizer else ""
+    units = {f"{where}{prefix}/{unit}" for unit in view.flats for prefix in state}
     return {"rope", *units, *map(values, view.flats.values()), *(f"router/{s.name}" for s in view.moe_segments)}
 
 
@@ -122,7 +123,7 @@ def _first_user(program: Program, buffer: str) -> tuple[int, Instruction | None]
 def _known_segment(step: Instruction, view: RankView) -> bool:
     if step.segment is None:
         return True
-    if step.op in COMPUTE_OPS | ALL_TO_ALLS:
+    if step.op in COMPUTE_OPS | ALL_TO_ALLS or (step.op in HOST_COPIES and step.microbatch is not None):
         return any(segment.name == step.segment for segment in view.segments)
     return step.segment in (view.stages.segments if step.op in TRANSFERS else view.flats)
 
@@ -155,9 +156,10 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
 
 
 def _stream_problem(step: Instruction, view: RankView) -> tuple[str, str] | None:
-    """Collectives and transfers run on their group's stream, a reduction on that of its shards; all else on the compute stream."""
-    stream = "compute"
-    if step.op in STARTS:
+    """Collectives and transfers run on their group's stream, a reduction on that of its shards, a copy on its direction of the link
+    to the host; all else on the compute stream."""
+    stream = {Op.OFFLOAD: "host>", Op.FETCH: "host<"}.get(step.op, "compute")
+    if step.op in STARTS - HOST_COPIES:
         flat = view.flats[step.segment] if step.op is Op.REDUCE and step.segment else None
         stream = axes_name(flat.shard_axes) if flat and flat.zero else step.collectives[-1].axes
     if step.stream == stream:

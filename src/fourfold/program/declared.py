@@ -10,9 +10,10 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
+from fourfold.program.declared_copies import declared_copies
 from fourfold.program.declared_matrices import MATRIX_OPS, declared_of_matrices, declared_of_update
 from fourfold.program.declared_parts import declared_in_parts
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, SENDS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, SENDS, TRANSFERS, Instruction, Op
 from fourfold.program.matrices import hidden_matrices
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
@@ -50,6 +51,8 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
         return _balance(view)
     if unit is None:
         return []
+    if step.op in HOST_COPIES:
+        return [Declared(*each) for each in declared_copies(step, view)] if training else []
     if step.op in TRANSFERS:
         return _transfer(step, view, training)
     if step.op in COMPUTE_OPS:
@@ -108,8 +111,9 @@ def compared_buffers(view: RankView) -> list[tuple[str, str, int]]:
         replicas = axes_name(tuple(axis for axis in flat.gradient_axes if axis not in sharded))
         own, size = name.values(flat), buffer_bytes(view, name.values(flat))
         found.append((axes_name(flat.shard_axes) if flat.zero in (1, 2) else replicas, own, size))
-        states = [f"master/{unit}"] if view.spec.mixed else []
-        found += [(replicas, state, buffer_bytes(view, state)) for state in (*states, f"optimizer/{unit}")]
+        states = [*([f"master/{unit}"] if view.spec.mixed else []), f"optimizer/{unit}"]
+        states = [] if view.spec.layout.offload_optimizer else states
+        found += [(replicas, state, buffer_bytes(view, state)) for state in states]
         for axis in ("tp", "tp_copy") if flat.domain == "dense" and view.spec.layout.degree("tp") > 1 else ():
             numel = sum(end - start for along, start, end in flat.copied_ranges() if along == axis)
             if numel and view.spec.layout.degree(axis) > 1:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, FORWARD_OPS, TRANSFERS, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, FORWARD_OPS, HOST_COPIES, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
@@ -25,7 +25,7 @@ _NEEDED = {
     Op.FINISH_BACKWARD: Op.COMBINE_GRADIENT,
 }
 """The all-to-all that brings the rows of a part of a pass."""
-_SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
+_SILENT = TRANSFERS | HOST_COPIES | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
 

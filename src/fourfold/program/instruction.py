@@ -20,6 +20,7 @@ class Op(Enum):
     EXPERTS_FORWARD, EXPERTS_BACKWARD   run the experts on the rows that came; F or B before them has ended at the dispatch
     COMBINE_TOKENS, COMBINE_GRADIENT    start the way back, of outputs or of the gradients of tokens
     FINISH_FORWARD, FINISH_BACKWARD     complete such a pass with the rows that came back
+    OFFLOAD, FETCH          start a copy to the host's memory, or back: of a segment's activations, or of a unit's optimizer states
     SEND_ACTIVATION, SEND_GRADIENT, RECV_ACTIVATION, RECV_GRADIENT     start a transfer between stages
     GATHER, FREE            all-gather a unit's parameters, drop them
     REDUCE                  sums a unit's gradients over its groups
@@ -53,6 +54,8 @@ class Op(Enum):
     COMBINE_GRADIENT = "C<"
     FINISH_FORWARD = "Z>"
     FINISH_BACKWARD = "Z<"
+    OFFLOAD = "O>"
+    FETCH = "O<"
     SEND_ACTIVATION = "S>"
     SEND_GRADIENT = "S<"
     RECV_ACTIVATION = "R>"
@@ -80,12 +83,14 @@ FORWARD_OPS = frozenset((Op.FORWARD, Op.EXPERTS_FORWARD, Op.FINISH_FORWARD))
 BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.EXPERTS_BACKWARD, Op.FINISH_BACKWARD))
 COMPUTE_OPS = FORWARD_OPS | BACKWARD_OPS | {Op.RECOMPUTE, Op.REPLAY}
 ALL_TO_ALLS = frozenset((Op.DISPATCH_TOKENS, Op.DISPATCH_GRADIENT, Op.COMBINE_TOKENS, Op.COMBINE_GRADIENT))
+HOST_COPIES = frozenset((Op.OFFLOAD, Op.FETCH))
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 TRANSFERS = SENDS | RECEIVES
 STARTS = (
     TRANSFERS
     | ALL_TO_ALLS
+    | HOST_COPIES
     | {
         Op.GATHER,
         Op.REDUCE,
@@ -106,7 +111,7 @@ class Instruction(NamedTuple):
 
     `work` is what it computes and sends, recorded from the code that runs it; what it costs is priced from that alone.
     `workspace_bytes` lives only while the instruction runs, above what it reads and writes at its end. `stream` is where it
-    runs: `compute`, or the name of the group whose link it uses.
+    runs: `compute`, the name of the group whose link it uses, or a direction of the link to the host (`host>`, `host<`).
     """
 
     op: Op

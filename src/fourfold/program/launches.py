@@ -3,7 +3,7 @@
 They are small, and take the device no time to speak of; the host starts each of them all the same. A rehearsed step counts them.
 """
 
-from fourfold.model.work import Elementwise, Join, Start, Work
+from fourfold.model.work import Elementwise, HostCopy, Item, Join, Start, Work
 from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
@@ -16,9 +16,14 @@ _BALANCE, _BALANCE_OF_ROUTER, _BIAS = 6, 1, 5
 
 
 def work_launches(work: Work) -> int:
-    """Kernels of some work, as the runtime's own."""
-    kernels = (item for item in work.items if not isinstance(item, Start | Join))
-    return sum(item.launches if isinstance(item, Elementwise) else 1 for item in kernels)
+    """Kernels of some work, as the runtime's own, and copies to its host and back."""
+    return sum(map(_launches, work.items))
+
+
+def _launches(item: Item) -> int:
+    if isinstance(item, Start | Join):
+        return 0
+    return item.launches if isinstance(item, Elementwise) else item.copies if isinstance(item, HostCopy) else 1
 
 
 def launches_beside(step: Instruction | Pattern, view: RankView) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fourfold.program.buffers import mark
-from fourfold.program.instruction import Op
+from fourfold.program.buffers import mark, on_host
+from fourfold.program.instruction import HOST_COPIES, Op
 from fourfold.program.pattern import Name, Pattern, Step, split_name
 from fourfold.program.program import Program
 
@@ -28,8 +28,13 @@ class MemoryPeak:
 
 
 def memory_curve(program: Program) -> list[int]:
-    """Bytes live while each instruction runs: what was live, what it writes, its workspace."""
+    """Bytes live on the device while each instruction runs: what was live, what it writes, its workspace."""
     return _Liveness(program).run(program.steps.steps)
+
+
+def host_peak_bytes(program: Program) -> int:
+    """The most bytes that offloaded buffers take in the host's memory."""
+    return max(_Liveness(program, host=True).run(program.steps.steps), default=0)
 
 
 Row = tuple[set[int | None], bool, int | None, int | None]
@@ -38,13 +43,15 @@ its microbatch, and its bytes (None: those of each microbatch)."""
 
 
 class _Liveness:
-    """The live buffers of a program. `live`: their microbatches, by name without microbatch."""
+    """The live buffers of a program on the device, or in the memory of its `host`. `live`: their microbatches, by name without
+    microbatch."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, host: bool = False) -> None:
+        self._host = host
         self.buffers, self.known = program.buffers, _known_sizes(program)
         self.live: dict[str, set[int | None]] = {}
         self.rows = {
-            pattern: (self._rows(pattern.writes), self._rows(pattern.frees), pattern.workspace_bytes)
+            pattern: (self._rows(pattern.writes), self._rows(pattern.frees), 0 if host else pattern.workspace_bytes)
             for pattern in program.steps.microbatches
         }
         self.total = 0
@@ -53,7 +60,7 @@ class _Liveness:
             self.total += self._bytes(live, number) if size is None else size
 
     def _rows(self, names: Iterable[Name]) -> list[Row]:
-        return [self._row(name) for name in names]
+        return [self._row(name) for name in names if on_host(name.text) == self._host]
 
     def _row(self, name: Name) -> Row:
         text, number = (name.text, None) if name.own else split_name(name.text)
@@ -128,7 +135,7 @@ def memory_peak(program: Program, curve: Sequence[int] | None = None) -> MemoryP
     pattern, m = program.steps.steps[index]
     liveness = _Liveness(program)
     liveness.run(program.steps.steps[:index])
-    live = {*liveness.names(), *(each.of(m) for each in pattern.writes)}
+    live = {*liveness.names(), *(each.of(m) for each in pattern.writes if not on_host(each.text))}
     buffers = sorted(((name, program.buffers[name]) for name in live), key=lambda item: (-item[1], item[0]))
     return MemoryPeak(curve[index], index, pattern.workspace_bytes, tuple(buffers))
 
@@ -141,3 +148,13 @@ def ledger(program: Program) -> dict[str, int]:
             sent = collective.sent_bytes * len(microbatches)
             totals[collective.axes] = totals.get(collective.axes, 0) + sent
     return dict(sorted(totals.items()))
+
+
+def host_traffic(program: Program) -> dict[str, int]:
+    """Bytes that one rank copies to its host's memory in the step (`to host`), and from it (`from host`); empty where none."""
+    totals: dict[str, int] = {}
+    for pattern, microbatches in program.steps.microbatches.items():
+        if pattern.op in HOST_COPIES:
+            way = "to host" if pattern.op is Op.OFFLOAD else "from host"
+            totals[way] = totals.get(way, 0) + pattern.work.host_bytes * len(microbatches)
+    return totals

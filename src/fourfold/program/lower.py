@@ -6,6 +6,7 @@ from fourfold.program.buffers import values
 from fourfold.program.compiled import CompiledStages, PipelinePlan, compile_stages, compute_orders
 from fourfold.program.expand import expand_segments, insert_loads
 from fourfold.program.gathers import insert_gathers
+from fourfold.program.offload import insert_optimizer_offloads, resident_states
 from fourfold.program.pattern import Step, Steps
 from fourfold.program.program import BufferKind, Buffers, Program
 from fourfold.program.reductions import insert_reductions
@@ -62,6 +63,7 @@ def _with_data_parallelism(steps: list[Step], view: RankView) -> Program:
     steps = insert_reductions(steps, view)
     steps = append_update(steps, view)
     steps = insert_checksum(steps, view)
+    steps = insert_optimizer_offloads(steps, view)
     steps = sum_counts(steps, view.spec)
     return _assemble("train", steps, view)
 
@@ -72,8 +74,7 @@ def _assemble(kind: str, steps: list[Step], view: RankView) -> Program:
     for unit, flat in view.flats.items():
         resident.append(values(flat))
         if kind == "train":
-            resident += [f"master/{unit}"] if view.spec.mixed else []
-            resident.append(f"optimizer/{unit}")
+            resident += resident_states(view, unit)
     resident += [f"router/{segment.name}" for segment in view.moe_segments]
     instructions = Steps(steps)
     shared, own = set(resident), dict[str, set[int]]()

@@ -42,8 +42,9 @@ def replicas(view: RankView) -> list[Replica]:
 def _of_unit(view: RankView, flat: FlatLayout) -> Iterator[Replica]:
     alike = tuple(axis for axis in flat.gradient_axes if flat.zero == 0 or axis not in flat.shard_axes)
     own = [f"master/{flat.unit}"] if view.spec.mixed else []
+    states = [] if view.spec.layout.offload_optimizer else [*own, f"optimizer/{flat.unit}"]
     yield Replica(flat.shard_axes if flat.zero in (1, 2) else alike, values(flat), flat)
-    for buffer in (*own, f"optimizer/{flat.unit}"):
+    for buffer in states:
         yield Replica(alike, buffer, flat)
     if flat.domain == "dense":
         for axis in ("tp", "tp_copy"):

@@ -4,6 +4,7 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.model.work import SavedParts
+from fourfold.program.buffers import device
 from fourfold.program.homes import placement
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import SCALAR_BYTES
@@ -12,7 +13,7 @@ from fourfold.program.view import RankView
 
 def buffer_bytes(view: RankView, name: str) -> int:
     """Size of any buffer of a rank. Raises `KeyError` for a name that the rank has not."""
-    kind, _, rest = name.partition("/")
+    kind, _, rest = device(name).partition("/")
     spec = view.spec
     element, layout, model = DTYPE_BYTES[spec.compute], spec.layout, spec.model
     learned = model.positions == "learned"

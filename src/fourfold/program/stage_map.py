@@ -12,7 +12,8 @@ from fourfold.program.spec import StepSpec
 class StageMap:
     """The segments of every stage, in forward order, and of every stage the pipeline rank that holds it (`stage_map` makes it).
 
-    By name of a segment: the segment itself, its successor's name, its stage, its recompute policy.
+    By name of a segment: the segment itself, its successor's name, its stage, its recompute policy. `offloaded`: names of segments
+    whose activations wait in the host's memory.
     """
 
     stages: tuple[tuple[Segment, ...], ...]
@@ -21,6 +22,7 @@ class StageMap:
     following: dict[str, str]
     stage_of: dict[str, int]
     policies: dict[str, Recompute]
+    offloaded: frozenset[str] = frozenset()
 
     def held(self, pp_rank: int) -> tuple[int, ...]:
         """The stages on a pipeline rank, in model order."""
@@ -47,4 +49,7 @@ def stage_map(spec: StepSpec) -> StageMap:
         following={a.name: b.name for a, b in pairwise(segments)},
         stage_of={segment.name: stage for stage, held in enumerate(stages) for segment in held},
         policies={segment.name: policy for segment, policy in zip(segments, layout.recompute, strict=True)},
+        offloaded=frozenset(
+            each.name for each, away in zip(segments, layout.offload or [False] * len(segments), strict=True) if away
+        ),
     )

@@ -18,6 +18,7 @@ from fourfold.program.liveness import memory_peak
 from fourfold.program.program import Program
 from fourfold.program.progress import check_progress
 from fourfold.program.spec import StepSpec
+from fourfold.program.state_copies import check_state_copies
 from fourfold.program.view import rank_views
 
 __all__ = ["Fault", "verify"]
@@ -46,6 +47,7 @@ def verify(programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: 
         faults += check_declarations(rank, program, own)
         if not faults:
             faults += check_gradients(rank, program, own)
+            faults += check_state_copies(rank, program, own)
         if memory_limit_bytes is None or faults:
             continue
         peak = memory_peak(program)
@@ -85,7 +87,7 @@ def _named(ranks: Sequence[int], shown: int = 8) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:shown]))}{more}"
 
 
-_FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE, Op.BRING, Op.ALL_GATHER_HOMES}
+_FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE, Op.BRING, Op.ALL_GATHER_HOMES, Op.FETCH}
 """Operations that fill a buffer anew."""
 
 

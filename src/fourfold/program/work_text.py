@@ -10,6 +10,7 @@ from fourfold.model.work import (
     Elementwise,
     ElementwisePart,
     Gemm,
+    HostCopy,
     Item,
     Join,
     Start,
@@ -61,6 +62,8 @@ def _format_item(item: Item) -> str:
     if isinstance(item, Elementwise):
         part = f" {item.part}" if item.part else ""
         return f"elementwise {item.bytes} {item.least_bytes} {item.launches}{part}"
+    if isinstance(item, HostCopy):
+        return f"copy {'to' if item.to_host else 'from'} {item.bytes} {item.copies}"
     if isinstance(item, Start):
         return f"start {collective_text(item.collective)}" + (f" {item.name}" if item.name else "")
     return f"join {item.name}"
@@ -81,6 +84,9 @@ def _parse(words: list[str]) -> Item:
         if part and part[0] not in get_args(ElementwisePart):
             raise ValueError(f"unknown part {part[0]}")
         return Elementwise(int(size), int(least), int(launches), cast(ElementwisePart, part[0] if part else ""))
+    if kind == "copy":
+        way, size, copies = rest
+        return HostCopy(way == "to", int(size), int(copies))
     if kind == "start":
         return Start(parse_collective(rest[:4]), *rest[4:])
     if kind == "join":

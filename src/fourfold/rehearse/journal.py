@@ -42,9 +42,9 @@ class Launch(NamedTuple):
 
 @dataclass
 class Journal:
-    """The record itself. `instruction`: the one that runs, in short form. Copies come from the host; `copied_bytes`: theirs.
-    `launches`, `joins`: by instruction; a join is the computing stream's wait for a communicator. `captured`: operations of the
-    step that a graph captures; None where none does."""
+    """The record itself. `instruction`: the one that runs, in short form. Copies come from the host or go there;
+    `copied_bytes`: of the first. `launches`, `joins`: by instruction; a join is the computing stream's wait for a communicator.
+    `captured`: operations of the step that a graph captures; None where none does."""
 
     rank: int
     instruction: str = "start"

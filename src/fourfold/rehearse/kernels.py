@@ -100,11 +100,7 @@ class DeviceKernels(MemoryTracker):
         if operation.kind == "by_value" or by_mask:
             self._journal.wait(f"{operation.name}: the result's size depends on values")
         reads = [x for x in inputs if x.is_meta and not any(x is other for other in written)]
-        self._touch(reads, written)
-        if self._streams.current != COMPUTE:
-            self._streams.launch(
-                self._streams.current, f"{self._journal.instruction}: {operation.name}", reads, written
-            )
+        self._moves(operation, reads, written)
         if any(x.numel() for x in inputs):
             self._journal.launch()
 
@@ -114,8 +110,13 @@ class DeviceKernels(MemoryTracker):
             raise self._journal.fault(race)
 
     def _copy(self, operation: _Operation, args: Any, options: Any, func: Any) -> Any:
-        """A copy between host and device. To the device it is asynchronous from pinned memory alone."""
+        """A copy between host and device. It is asynchronous from and to pinned memory alone."""
         source = args[0] if operation.name == "_to_copy" else args[1]
+        asked = options.get("non_blocking") or args[2:3] == (True,)
+        if source.is_meta and operation.name == "copy_" and asked and self._device.is_pinned(args[0]):
+            self._journal.copies += 1
+            self._moves(operation, [source], [])
+            return args[0]
         if source.is_meta:
             self._journal.wait(f"{operation.name}: a copy to the host")
             values = torch.ones(source.shape, dtype=options.get("dtype") or source.dtype)
@@ -125,12 +126,18 @@ class DeviceKernels(MemoryTracker):
                 raise self._journal.fault(f"{operation.name}: a captured step would copy the same values again")
             self._journal.copies += 1
             self._journal.copied_bytes += source.numel() * source.element_size()
-            asked = options.get("non_blocking") or args[2:3] == (True,)
             if not asked or not self._device.is_pinned(source):
                 self._journal.wait(f"{operation.name}: a copy from pageable memory, or one that blocks")
         if operation.name == "copy_":
-            self._touch([], [args[0]])
+            self._moves(operation, [], [args[0]])
         return func(*args, **options)
+
+    def _moves(self, operation: _Operation, reads: list[Tensor], written: list[Tensor]) -> None:
+        """Reads or writes memory of the device on the current stream."""
+        self._touch(reads, written)
+        if self._streams.current != COMPUTE:
+            what = f"{self._journal.instruction}: {operation.name}"
+            self._streams.launch(self._streams.current, what, reads, written)
 
 
 def _operation(func: Any) -> _Operation:

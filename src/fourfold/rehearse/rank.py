@@ -15,6 +15,7 @@ from fourfold.model.operations import Operations, with_operations
 from fourfold.model.recorder.operations import even_counts
 from fourfold.program import Program, memory_peak
 from fourfold.program.view import RankView
+from fourfold.rehearse.host_link import rehearsed_host_link
 from fourfold.rehearse.journal import GroupCall, Journal, RehearsalFault, Wait
 from fourfold.rehearse.kernels import DeviceKernels
 from fourfold.rehearse.link import RehearsedLinks
@@ -120,6 +121,7 @@ def pretended_rank(
             *(view, units, groups, optimizer, DEVICE, rank, begin),
             operations=_operations(journal),
             side=streams.on_side,
+            link=rehearsed_host_link(journal, streams, DEVICE),
             fixed=fixed,
         )
         watch_units(kernels, units.values(), tables)

@@ -82,11 +82,17 @@ class Streams:
     @contextmanager
     def on_side(self) -> Iterator[None]:
         """Work goes to the side stream, after all that was given to the current one."""
-        before, clock = self.current, self._clock(SIDE)
-        _merge(clock, self._clock(before))
-        self.current = SIDE
-        try:
+        with self.on(SIDE):
             yield
+
+    @contextmanager
+    def on(self, stream: str) -> Iterator[Clock]:
+        """Work goes to another stream, after all that was given to the current one. Yields that stream's clock."""
+        before, clock = self.current, self._clock(stream)
+        _merge(clock, self._clock(before))
+        self.current = stream
+        try:
+            yield clock
         finally:
             self.current = before
 

@@ -13,6 +13,7 @@ MEANING = {
     "memory_bytes": "Memory: a GPU's as its driver states it; a processor's divided by the ranks that share it.",
     "memory_bytes_per_second": "Reads and writes together, of the better one of a large copy and a large sum.",
     "context_bytes": "Memory that a process takes beside its tensors: the driver's context, loaded kernels, the interpreter.",
+    "host_bytes_per_second": "Copies from the host's pinned memory.",
     "host_launch_seconds": "Time of the host to start a kernel; 0 where the host is the device.",
     "units": "Multiprocessors.",
     "peak_flops_per_second": "The best matmul of each format, warm. MFU is a share of these.",
@@ -43,7 +44,14 @@ def device_text(found: DeviceFindings, out: str, how: str) -> str:
         "",
     ]
     lines += [tomli_w.dumps({"name": device.name, "source": f"measured by fourfold calibrate: {how}"})]
-    for key in ("memory_bytes", "memory_bytes_per_second", "context_bytes", "host_launch_seconds", "units"):
+    for key in (
+        "memory_bytes",
+        "memory_bytes_per_second",
+        "context_bytes",
+        "host_bytes_per_second",
+        "host_launch_seconds",
+        "units",
+    ):
         value = getattr(device, key)
         if value is not None:
             lines += _figure(key, value)
@@ -69,8 +77,6 @@ def notes(found: DeviceFindings) -> Iterator[str]:
         f"sustained load: {len(found.rates)} windows of one matmul, {_rate(first)} to {_rate(last)}, "
         f"{100 * found.throttled:.0f} % lost"
     )
-    if found.memory.from_host_bytes_per_second is not None:
-        yield f"copies from the host's pinned memory: {found.memory.from_host_bytes_per_second / 1e9:.4g} GB/s"
     for each in found.residuals:
         yield (
             f"{each.family}: {each.samples} measured, described to {100 * each.median:.0f} %, nine in ten to "

@@ -18,11 +18,12 @@ from fourfold.report.format_simulation import (
     per_cent,
     seconds_text,
 )
-from fourfold.report.simulation_document import simulation_document
+from fourfold.report.simulation_document import LAYOUT_KEYS, simulation_document
 from fourfold.report.units import format_bytes, format_count
 from fourfold.report.verdict import verdict_lines
 
 SHOWN_DIFFERENCES = 6
+PRICED_KEYS = (*LAYOUT_KEYS, "recompute", "offload")
 LIKE = 0.0005
 """Share of a step's time below which two are as fast."""
 
@@ -92,7 +93,11 @@ def _closer(plan: Plan) -> list[str]:
     traffic = communication_lines(summary)
     lines += ["", *traffic] if traffic else []
     peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.spec.layout.pp, None))
-    return [*lines, "", *peaks]
+    prices = [f"{way} {seconds_text(seconds)}" for way, seconds in plan.spare_prices.items()]
+    spared = (
+        [f"{'spared':<11}a GB of activations on the fullest device costs a step: {', '.join(prices)}"] if prices else []
+    )
+    return [*lines, "", *peaks, *spared]
 
 
 def _explanations(plan: Plan) -> list[str]:
@@ -238,6 +243,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             }
             for each in plan.explanations
         ],
+        "seconds_per_spared_gigabyte": plan.spare_prices,
         "enough_devices": plan.enough,
         "obstacles": list(plan.obstacles),
         "least_memory_bytes": plan.found.smallest[1] if plan.found.smallest is not None else None,
@@ -247,9 +253,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
+    section = plan.request.section(priced.candidate)
     return {
-        "layout": vars(priced.candidate)
-        | {"sequence_parallel": plan.request.section(priced.candidate).sequence_parallel},
+        "layout": {key: getattr(section, key) for key in PRICED_KEYS},
         "words": priced.candidate.words(),
         "step_seconds": priced.seconds,
         "bound_seconds": priced.bound_seconds or None,

@@ -27,11 +27,14 @@ def layout_line(run: ResolvedRun) -> str:
     axes = ", ".join(f"{axis} {layout.degree(axis)}{details.get(axis, '')}" for axis in degrees)
     axes += "".join(f", {axis} {degree}" for axis, degree in (("ep", layout.ep), ("etp", layout.etp)) if degree > 1)
     axes += ", experts overlapped" if layout.overlap_experts else ""
+    states = ", optimizer states on the host" if layout.offload_optimizer else ""
     order = f", {layout.outermost} outermost" if layout.outermost != "pp" else ""
-    data = f": {axes}, ZeRO-{layout.zero}{order}" if ranks > 1 else ""
+    data = f": {axes}, ZeRO-{layout.zero}{order}{states}" if ranks > 1 else states.replace(", ", ": ")
     count = layout.num_microbatches
     policies = Counter(layout.recompute[1:-1])
     recompute = next(iter(policies)) if len(policies) == 1 else ", ".join(f"{n} x {p}" for p, n in policies.items())
+    if any(layout.offload):
+        recompute += f", {sum(layout.offload)} offloaded"
     dtype = spec.compute if not spec.mixed else f"{spec.compute} (master {spec.master})"
     return (
         f"{ranks} rank{'s' if ranks > 1 else ''}{data} | {count} microbatch{'es' if count > 1 else ''} of "

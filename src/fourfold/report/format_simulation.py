@@ -159,6 +159,9 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         rows.append([f"pp {rank}", format_bytes(held), per_cent(held / capacity), step.short, ", ".join(kinds)])
     overhead = format_overhead(simulation.prices.software)
     beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
+    if summary.host_bytes:
+        copies = f"copied at {summary.device.host_link_bytes_per_second / 1e9:.3g} GB/s in either direction"
+        beside.append(f"host       {format_bytes(summary.host_bytes)} of its memory for each device at most, {copies}")
     heads = ("device", "peak memory", "share", "at", "largest buffers")
     return [*table(heads, rows, left=(0, 3, 4)), *beside]
 

@@ -21,6 +21,8 @@ MEANINGS = {
     Op.COMBINE_GRADIENT: "send gradients back",
     Op.FINISH_FORWARD: "rest of the forward",
     Op.FINISH_BACKWARD: "rest of the backward",
+    Op.OFFLOAD: "offload to the host",
+    Op.FETCH: "fetch from the host",
     Op.SEND_ACTIVATION: "send activations",
     Op.SEND_GRADIENT: "send their gradient",
     Op.RECV_ACTIVATION: "receive activations",

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
-from fourfold.program.liveness import ledger, peak_bytes
+from fourfold.program.liveness import host_peak_bytes, host_traffic, ledger, peak_bytes
 from fourfold.report.format_simulation import KINDS
 from fourfold.report.legend import wrapped
 from fourfold.report.units import format_bytes, format_flops, table
@@ -22,7 +22,7 @@ def program_rows(program: Program) -> list[dict[str, Any]]:
             "instruction": step.short,
             "operation": step.op.name.lower(),
             "stream": step.stream,
-            "sent_bytes": sum(c.sent_bytes for c in step.collectives),
+            "sent_bytes": sum(c.sent_bytes for c in step.collectives) + step.work.host_bytes,
             "live_bytes": live,
             "flops": step.flops,
         }
@@ -46,6 +46,7 @@ def program_totals(program: Program) -> dict[str, Any]:
             "by_kind_bytes": peak.by_kind(),
             "largest_buffers_bytes": dict(peak.buffers[:_PEAK_BUFFERS]),
         },
+        "host": {"peak_memory_bytes": host_peak_bytes(program), "copied_bytes": host_traffic(program)},
         "digest": digest(program),
     }
 
@@ -90,12 +91,16 @@ def totals_lines(program: Program) -> list[str]:
     kinds = [
         f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size > 0
     ]
+    host = totals["host"]
+    copied = [f"{way} {format_bytes(size)}" for way, size in host["copied_bytes"].items()]
+    offloaded = wrapped("host memory", f"{format_bytes(host['peak_memory_bytes'])}: copied ", copied) if copied else []
     total_sent = sum(totals["sent_bytes"].values())
     return [
         *wrapped("instructions", f"{totals['instructions']}: ", named),
         *wrapped("communication", f"{format_bytes(total_sent)}: " if sent else "nothing", sent),
         *wrapped("arithmetic", format_flops(totals["flops"]), []),
         *wrapped("peak memory", f"{format_bytes(peak['bytes'])} at #{peak['index']} `{peak['instruction']}`: ", kinds),
+        *offloaded,
     ]
 
 

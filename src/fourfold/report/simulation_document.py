@@ -12,7 +12,7 @@ from fourfold.simulate.summary import StepSummary
 
 LAYOUT_KEYS = (
     "pp", "schedule", "virtual_stages", "dp_replicate", "dp_shard", "zero", "cp", "cp_method", "tp", "sequence_parallel",
-    "ep", "etp", "microbatch_sequences", "outermost", "overlap_experts",
+    "ep", "etp", "microbatch_sequences", "outermost", "overlap_experts", "offload_optimizer",
 )  # fmt: skip
 
 
@@ -83,6 +83,8 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "fits": summary.fits,
         "verdict": verdict_lines(summary),
     }
+    if summary.host_bytes:
+        document["host_memory_bytes"] = summary.host_bytes
     if summary.host_bound:
         document["host_bound"] = summary.host_bound
     if with_curves:
@@ -95,10 +97,12 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
 
 
 def layout_document(layout: Layout) -> dict[str, Any]:
-    """The layout by the keys of the run file; `recompute` is a list where blocks differ."""
+    """The layout by the keys of the run file; `recompute` and `offload` are lists where blocks differ."""
     policies = layout.recompute[1:-1]
     recompute = policies[0] if len({*policies}) == 1 else list(policies)
-    return {key: getattr(layout, key) for key in LAYOUT_KEYS} | {"recompute": recompute}
+    offload = ["activations" if away else "none" for away in layout.offload[1 : len(policies) + 1]]
+    stated = "none" if not any(layout.offload) else offload[0] if len({*offload}) == 1 else offload
+    return {key: getattr(layout, key) for key in LAYOUT_KEYS} | {"recompute": recompute, "offload": stated}
 
 
 def curve_document(pp_rank: int, curve: MemoryOverTime) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The first four lines about a predicted step: does it fit, how fast it is, where its time goes, what to change first."""
 
+from fourfold.program.offload import STREAMS
 from fourfold.report.format_simulation import KINDS, per_cent, seconds_text
 from fourfold.report.units import format_bytes
 from fourfold.simulate.step import exposed_axes
@@ -71,6 +72,8 @@ def _faster(summary: StepSummary) -> str:
         elif axes is not None and kind.endswith("reduce"):
             once = layout.zero >= 2 and layout.num_microbatches > 1
             what = "layout.zero=1 reduces once a step" if once else "more microbatches a step"
+        elif axes in STREAMS.values():
+            what = "less layout.offload where memory allows"
         elif axes is not None:
             what = "larger microbatches" + (" or layout.zero=1" if layout.zero == 3 else "")
         if what is not None:

@@ -14,15 +14,17 @@ from fourfold.model.operations import Operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.homes import placement
-from fourfold.program.instruction import ALL_TO_ALLS, STARTS
+from fourfold.program.instruction import ALL_TO_ALLS, HOST_COPIES, STARTS
 from fourfold.program.totals import num_losses
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
+from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
 from fourfold.runtime.device import Side, read_back, side_stream, to_device
 from fourfold.runtime.finite import OwnGradients
 from fourfold.runtime.fixed import FixedNumbers
+from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
@@ -49,6 +51,7 @@ class Executor:
         record_progress: Callable[[int], None] = lambda counter: None,
         operations: Operations = torch_operations,
         side: Side | None = None,
+        link: HostLink | None = None,
         locate_nan: bool = False,
         fixed: bool = False,
     ) -> None:
@@ -65,6 +68,7 @@ class Executor:
         self._muon = MatrixOptimizer(optimizer)
         self._device = device
         self._side = side if side is not None else side_stream(device)
+        self.link = link if link is not None else HostLink(device)
         self._record_progress = record_progress
         self._live: dict[str, Any] = {}
         self._handles: dict[str, Handle] = {}
@@ -74,6 +78,7 @@ class Executor:
         self.routers = Routers(view, [groups[split]] if split in groups else [], device)
         parallel = bind_parallel(spec.layout, groups)
         self._compute = SegmentRunner(view, units, flats, weights, parallel, self._live, self.routers, operations)
+        self._copies = HostCopier(view, units, self._live, self.link, device)
         self._gradient_norm = GradientNorm(view, units, rank, device)
         self._rank = rank
         self.own_gradients = OwnGradients(spec.segments, units) if locate_nan else None
@@ -96,6 +101,7 @@ class Executor:
             Op.FINISH_FORWARD: self._compute.finish_forward,
             Op.FINISH_BACKWARD: self._compute.finish_backward,
             **dict.fromkeys(ALL_TO_ALLS, self._start_all_to_all),
+            **dict.fromkeys(HOST_COPIES, self._start_copy),
             Op.SEND_ACTIVATION: self._send,
             Op.SEND_GRADIENT: self._send,
             Op.RECV_ACTIVATION: self._receive,
@@ -172,9 +178,10 @@ class Executor:
         return known[1]
 
     def _bind(self, step: Instruction) -> _Bound:
-        units = {name: tensor for name in step.frees if (tensor := self._unit_buffer(name)) is not None}
+        units = {name: tensors for name in step.frees if (tensors := self._unit_buffers(name))}
         dropped = tuple(name for name in step.frees if name not in units)
-        return self._handlers[step.op], step, dropped, tuple(tensor.untyped_storage() for tensor in units.values())
+        storages = (tensor.untyped_storage() for tensors in units.values() for tensor in tensors)
+        return self._handlers[step.op], step, dropped, tuple(storages)
 
     def _result(self, training: bool, squares: Tensor) -> StepResult:
         """Reads what the step left on the device: the one time that the host waits for it."""
@@ -208,14 +215,15 @@ class Executor:
 
     def buffer(self, name: str) -> Any:
         """The buffer of that name, or None where it is not live."""
-        tensor = self._unit_buffer(name)
-        return self._live.get(name) if tensor is None else tensor
+        tensors = self._unit_buffers(name)
+        return tensors[0] if tensors else self._live.get(name)
 
-    def _unit_buffer(self, name: str) -> Tensor | None:
+    def _unit_buffers(self, name: str) -> tuple[Tensor, ...]:
+        """The tensors of a unit's buffer; none of another's."""
         kind, _, unit = name.partition("/")
-        if kind in ("params", "grad", "grad_shard", "reduce"):
-            return getattr(self.units[unit], kind)
-        return None
+        if kind in ("params", "grad", "grad_shard", "reduce", "master"):
+            return (getattr(self.units[unit], kind),)
+        return tuple(self.units[unit].optimizer.state.values()) if kind == "optimizer" else ()
 
     def _load(self, step: Instruction) -> None:
         assert step.microbatch is not None
@@ -253,6 +261,9 @@ class Executor:
 
     def _start_all_to_all(self, step: Instruction) -> None:
         self._start(step, Handle(iter([self._live[step.reads[0]].start()])))
+
+    def _start_copy(self, step: Instruction) -> None:
+        self._start(step, Handle(iter([[self._copies.start(step)]])))
 
     def _gather(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]

@@ -12,7 +12,7 @@ from fourfold.model.spec import Segment
 from fourfold.program import Instruction
 from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS
 from fourfold.runtime.corruption import by_parameter
-from fourfold.runtime.units import Unit, is_live
+from fourfold.runtime.units import MASTER, Unit, is_live
 
 if TYPE_CHECKING:
     from fourfold.runtime.executor import Executor
@@ -97,11 +97,11 @@ def bad_state(units: Iterable[Unit]) -> BadTensor | None:
     """The first of this rank's weights and optimizer states that is not finite. Takes one pass over them."""
     for unit in units:
         _, end = unit.flat.shard_range(unit.index)
-        for role, tensor in {"": unit.master, **unit.optimizer.state}.items():
+        for role, tensor in unit.states.items():
             index = _first_bad(tensor)
             if index is not None:
                 name = _parameter(unit.flat, end - tensor.numel() + index)
-                return BadTensor(0, f"{role} of {name}" if role else name)
+                return BadTensor(0, name if role == MASTER else f"{role} of {name}")
     return None
 
 

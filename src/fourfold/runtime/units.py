@@ -21,13 +21,15 @@ from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker
 
+MASTER = "master"
 FillShard = Callable[[FlatLayout, int, Tensor], None]
 
 
 @dataclass(frozen=True)
 class Unit:
     """One unit. `shard` and `grad_shard` are views of the full buffers where the ZeRO stage keeps these; `master` is `shard`
-    itself where there is no second format. `share`: the rank's part in what the optimizer updates in full, its matrices."""
+    itself where there is no second format. `share`: the rank's part in what the optimizer updates in full, its matrices. `away`:
+    master weights and optimizer states in the host's memory, by role, where they lie there between their updates."""
 
     flat: FlatLayout
     index: int
@@ -39,6 +41,17 @@ class Unit:
     reduce: Tensor
     optimizer: ShardOptimizer
     share: Share = field(default_factory=Share)
+    away: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def states(self) -> dict[str, Tensor]:
+        """Master weights (`master`) and optimizer states, by role, where they lie between steps."""
+        return {**self.device_states, **self.away}
+
+    @property
+    def device_states(self) -> dict[str, Tensor]:
+        """The same on the device, which has memory for those that are away only around their update."""
+        return {MASTER: self.master, **self.optimizer.state}
 
 
 def set_storage(tensor: Tensor, live: bool) -> None:
@@ -69,7 +82,6 @@ def _build_unit(
         set_storage(params, live=False)
         shard = torch.empty(flat.shard_numel, dtype=compute, device=device)
     master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if spec.mixed else shard
-    fill(flat, index, master)
     grad = torch.empty(flat.padded_numel, dtype=grad_dtype, device=device)
     grad_shard = grad[start:end]
     if flat.zero >= 2:
@@ -83,6 +95,9 @@ def _build_unit(
         for first, last, decayed, scale in flat.rate_runs()
         if first < end and start < last
     ]
+    states = ShardOptimizer(section, master, runs, share.held[-1].high if share.held else 0)
+    away = _away(spec, master, states, device) if spec.layout.offload_optimizer else {}
+    fill(flat, index, away.get(MASTER, master))
     return Unit(
         flat=flat,
         index=index,
@@ -92,16 +107,27 @@ def _build_unit(
         grad=grad,
         grad_shard=grad_shard,
         reduce=reduce,
-        optimizer=ShardOptimizer(section, master, runs, share.held[-1].high if share.held else 0),
+        optimizer=states,
         share=share,
+        away=away,
     )
+
+
+def _away(spec: StepSpec, master: Tensor, optimizer: ShardOptimizer, device: torch.device) -> dict[str, Tensor]:
+    """The states in the host's memory, zero as they begin. Frees the device's."""
+    found = {**({MASTER: master} if spec.mixed else {}), **optimizer.state}
+    pinned = device.type != "cpu"
+    there = {role: torch.zeros(each.shape, dtype=each.dtype, pin_memory=pinned) for role, each in found.items()}
+    for tensor in found.values():
+        set_storage(tensor, live=False)
+    return there
 
 
 def share_parameters(spec: StepSpec, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
     """Copies every rank's master shard to the parameters in the compute format, after building units and after loading them."""
     for unit in units.values():
         if spec.mixed:
-            unit.shard.copy_(unit.master)
+            unit.shard.copy_(unit.states[MASTER])
         if unit.flat.zero in (1, 2):
             groups[axes_name(unit.flat.shard_axes)].all_gather(unit.params, unit.shard).wait()
 
@@ -127,7 +153,8 @@ def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatU
 def watch_units(tracker: MemoryTracker, units: Iterable[Unit], tables: Iterable[Tensor]) -> None:
     """Counts the buffers that are there before a step from now on: those of the units, and the rotary tables."""
     for unit in units:
-        for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
+        away = [tensor for role, tensor in unit.device_states.items() if role in unit.away]
+        for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce, *away):
             tracker.watch(tensor, resizable=True)
         for tensor in (unit.shard, unit.master, *unit.optimizer.state.values()):
             tracker.watch(tensor)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from fourfold.config.schema import FaultsSection
-from fourfold.hardware.network import NODE_LINKS
 from fourfold.program.instruction import Op
 from fourfold.program.replicas import checksum_instruction
 from fourfold.program.sizes import unit_bytes
@@ -51,7 +50,7 @@ def check_prices(
 
 
 def _copy_seconds(step: StepPrediction, spec: StepSpec, every_steps: int) -> float:
-    """Seconds that training stands still for a copy: for a rank's state over a PCIe 4 x16, which is assumed, and for the rest of
+    """Seconds that training stands still for a copy: for a rank's state over the device's link to its host, and for the rest of
     sending it to another machine when the next copy is due. A replica's peer gets nothing."""
     prices, layout = step.simulation.prices, spec.layout
     size = spec.checkpoint_bytes / layout.world_size
@@ -59,7 +58,7 @@ def _copy_seconds(step: StepPrediction, spec: StepSpec, every_steps: int) -> flo
     sent = 0.0
     if network is not None and layout.dp_replicate == 1:
         sent = size / (network.device_bytes_per_second * prices.link_share)
-    return size / NODE_LINKS["pcie4"].bytes_per_second + max(0.0, sent - every_steps * step.seconds)
+    return prices.host_copy(size) + max(0.0, sent - every_steps * step.seconds)
 
 
 def _checksum_seconds(simulation: Simulation) -> float:

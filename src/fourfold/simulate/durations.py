@@ -51,8 +51,11 @@ class Durations:
         return self.phase(step).seconds
 
     def collectives(self, step: Instruction | Pattern) -> float:
-        """The collectives of one instruction, one after the other, and the host's start of them where no lane has it."""
+        """The collectives of one instruction, one after the other, and the host's start of them where no lane has it; its copies
+        between device and host."""
         found, software = step.work.collectives, self.prices.software
+        if step.work.host_bytes:
+            return self.prices.host_copy(step.work.host_bytes)
         seconds = sum(self.prices.collective(c.kind, c.axes, c.bytes) for c in found)
         return seconds + (software.host_collective_seconds if found and not software.host_instruction_seconds else 0.0)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fourfold.program import Program
+from fourfold.program.buffers import on_host
 from fourfold.simulate.step import Simulation
 
 
@@ -46,7 +47,7 @@ def memory_along(program: Program, starts: Sequence[float], makespan: float, spa
             at += 1
             most[at], highest[at] = total, dict(held)
         for name in step.writes:
-            if name not in live:
+            if name not in live and not on_host(name):
                 live[name] = None
                 _change(held, name, program.buffers[name])
                 total += program.buffers[name]
@@ -70,7 +71,7 @@ def memory_along(program: Program, starts: Sequence[float], makespan: float, spa
 
 def _resident(program: Program) -> dict[str, int]:
     held: dict[str, int] = {}
-    for name in program.resident:
+    for name in (each for each in program.resident if not on_host(each)):
         _change(held, name, program.buffers[name])
     return held
 

@@ -6,7 +6,7 @@ from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, SENDS, STARTS, TRANSFERS, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, SENDS, STARTS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.rank import Channel, End, Rank, Rendezvous, Times
@@ -129,6 +129,8 @@ class SimulationState:
             rank.on_network.add(key)
         rank.times.streams[index] = (begin, end)
         rank.pending[key] = end, index
+        if pattern.op in HOST_COPIES and not self.prices.copies_share_memory:
+            return
         if self._overlaps(pattern):
             rank.in_flight = max(rank.in_flight, end)
         else:
@@ -157,7 +159,7 @@ class SimulationState:
     def _overlaps(self, pattern: Pattern) -> bool:
         """Whether a collective that is started runs beside computation."""
         software = self.prices.software
-        if pattern.op in ALL_TO_ALLS:
+        if pattern.op in ALL_TO_ALLS | HOST_COPIES:
             return True
         unsharded = pattern.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
         return software.overlap_data or (software.overlap_all_reduce and unsharded)

@@ -34,6 +34,8 @@ _JOINED = tuple(
         Op.REDUCE_TIED,
         Op.BRING,
         Op.ALL_GATHER_HOMES,
+        Op.OFFLOAD,
+        Op.FETCH,
     )
 )
 _BESIDE = {

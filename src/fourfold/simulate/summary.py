@@ -5,6 +5,8 @@ from functools import cached_property
 
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
+from fourfold.program.liveness import host_peak_bytes
+from fourfold.program.offload import STREAMS
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.prediction import StepPrediction
 from fourfold.simulate.step import IDLE, exposed_axes, mean_seconds
@@ -17,8 +19,8 @@ HOST_BOUND_SHARE = 0.01
 
 @dataclass(frozen=True)
 class AxesTraffic:
-    """Communication of the groups along `axes`, on average over devices: bytes sent, seconds on the link, seconds waited for.
-    `levels`: of links that they cross, innermost first."""
+    """Communication of the groups along `axes`, or of a direction of the link to the host, on average over devices: bytes sent,
+    seconds on the link, seconds waited for. `levels`: of links that they cross, innermost first."""
 
     axes: str
     levels: tuple[str, ...]
@@ -153,9 +155,13 @@ class StepSummary:
         """By axes, the most exposed first."""
         ranks = self.step.along(traffic)
         mean = {key: sum(rank.get(key, 0.0) for rank in ranks) / len(ranks) for rank in ranks for key in rank}
-        levels = self.step.simulation.prices.levels
+        levels, links = self.step.simulation.prices.levels, STREAMS.values()
         found = [
-            AxesTraffic(axes, levels(axes), *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)))
+            AxesTraffic(
+                axes,
+                () if axes in links else levels(axes),
+                *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)),
+            )
             for axes in dict.fromkeys(axes for axes, _ in mean)
         ]
         return sorted(found, key=lambda each: (-each.exposed_seconds, -each.busy_seconds, each.axes))
@@ -192,6 +198,11 @@ class StepSummary:
     def _critical(self) -> CriticalPath:
         """The critical path of the simulation that the step ends with; asked for its reasons and for its crossings."""
         return critical_path(self.step.simulation)
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that one device's offloaded activations and optimizer states take at most."""
+        return max(map(host_peak_bytes, self.step.simulation.programs))
 
     @property
     def fits(self) -> bool:

@@ -81,7 +81,10 @@ def _rank_events(simulation: Simulation, rank: int, points: dict[Place, TracePoi
         if index in times.streams and step.stream != "compute":
             begin, stop = times.streams[index]
             if stop > begin:
-                sizes: dict[str, Any] = {"index": index, "bytes": sum(c.bytes for c in step.collectives)}
+                sizes: dict[str, Any] = {
+                    "index": index,
+                    "bytes": sum(c.bytes for c in step.collectives) + step.work.host_bytes,
+                }
                 for each in step.collectives:
                     if each.axes not in groups and step.peer is None:
                         groups[each.axes] = members(simulation.spec.layout, rank, each.axes)

@@ -1,10 +1,11 @@
-"""Communication of a simulated step by the axes of its groups: bytes sent, seconds on the links, seconds waited for.
+"""Communication of a simulated step by the axes of its groups, and by the directions of the link to the host: bytes sent, seconds
+on the links, seconds waited for.
 
 The exposed time of a segment's own collectives is divided among their axes by their seconds.
 """
 
 from fourfold.cost.prices import Prices
-from fourfold.program.instruction import COMPUTE_OPS, SENDS, TRANSFERS, Op
+from fourfold.program.instruction import COMPUTE_OPS, HOST_COPIES, SENDS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.step import Simulation
 
@@ -33,6 +34,7 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
         number = len(microbatches)
         for collective in pattern.work.collectives:
             add(collective.axes, BYTES, number * collective.sent_bytes)
+        add(pattern.stream, BYTES, number * pattern.work.host_bytes)
         if pattern.op not in TRANSFERS:
             for axes, seconds in _seconds(pattern, prices).items():
                 add(axes, BUSY, number * seconds)
@@ -86,7 +88,9 @@ def _rank_level_bytes(simulation: Simulation, rank: int) -> dict[tuple[str, int]
 
 
 def _seconds(step: Pattern, prices: Prices) -> dict[str, float]:
-    """Seconds of an instruction's collectives, by axes."""
+    """Seconds of an instruction's collectives, by axes; of a copy, by its direction."""
+    if step.op in HOST_COPIES:
+        return {step.stream: prices.host_copy(step.work.host_bytes)}
     seconds: dict[str, float] = {}
     for each in step.work.collectives:
         seconds[each.axes] = seconds.get(each.axes, 0.0) + prices.collective(each.kind, each.axes, each.bytes)

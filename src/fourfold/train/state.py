@@ -24,7 +24,7 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
-from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
+from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
 from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
@@ -77,7 +77,7 @@ def unit_shards(layout: Layout, units: Mapping[str, Unit], rank: int) -> dict[st
         name: unit_shard(
             unit.flat,
             unit.index,
-            {MASTER: unit.master, **unit.optimizer.state},
+            unit.states,
             layout,
             rank,
             {each.name: unit.flat.num_matrices for each in unit.optimizer.partial},

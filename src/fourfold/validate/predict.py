@@ -7,6 +7,7 @@ from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.hardware.types import Device
 from fourfold.layout import resolve_layout
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.program.view import rank_views
@@ -15,8 +16,8 @@ from fourfold.simulate.run_prices import check_devices, document_share, executed
 from fourfold.simulate.whole import check_layers, check_size
 from fourfold.validate.case import Case, MeasuredStep, Prediction
 
-HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
-"""Bytes a second between a device and its host's memory; bytes of a parameter that pass in an optimizer step there."""
+HOST_UPDATE_BYTES = 16
+"""Bytes of a parameter that pass between a device and its host's memory in an optimizer step there."""
 
 
 def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
@@ -26,7 +27,7 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
     prices = case_prices(case, spec, constants or fitted())
     step = predict_step(spec, prices)
     if case.software.offload is not None:
-        host = host_update_seconds(spec) if case.software.offload == "optimizer" else 0.0
+        host = host_update_seconds(spec, case.cluster.device) if case.software.offload == "optimizer" else 0.0
         return Prediction(step.seconds + host)
     ranks, wanted = step.device_bytes, case.measured.memory_rank
     held = max(ranks) if wanted == "largest" else ranks[0 if wanted == "first" else -1]
@@ -78,10 +79,10 @@ def case_prices(case: Case, spec: StepSpec, constants: Fitted) -> Prices:
     return prices if case.attention_share is None else replace(prices, masked_share=case.attention_share)
 
 
-def host_update_seconds(spec: StepSpec) -> float:
+def host_update_seconds(spec: StepSpec, device: Device) -> float:
     """Seconds that an optimizer step in the host's memory adds: of the fullest stage, over the device's link to the host."""
     rows = [sum(flat.shard_numel for flat in view.flats.values()) for view in rank_views(spec)]
-    return max(rows) * HOST_UPDATE_BYTES / HOST_LINK
+    return max(rows) * HOST_UPDATE_BYTES / device.host_link_bytes_per_second
 
 
 def counted_bytes(held: int, measured: MeasuredStep, profile: SoftwareProfile) -> float:

@@ -8,6 +8,7 @@ from tests.support.program_mutations import (  # noqa: F401 (each fills the tabl
     exchanges,
     halves_and_ties,
     matrices,
+    offloads,
     split_layers,
     stages,
     sums_over_ranks,

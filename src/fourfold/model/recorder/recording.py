@@ -32,6 +32,7 @@ class Storage:
         self.born: list[int] | None = None
         if recording is not None:
             self.made = recording.passes
+            recording.storages += size > 0
             live = recording.live + size
             recording.live = live
             if live > recording.peak:
@@ -44,6 +45,7 @@ class Storage:
         recording = self.recording
         if recording is not None:
             recording.live -= self.bytes
+            recording.storages -= self.bytes > 0
             if self.born is not None:
                 self.born[0] = 0
             if self.read < recording.passes and self.made < recording.passes:
@@ -74,14 +76,14 @@ class Region:
 
 
 class Recording:
-    """Kernels and collectives of one pass. `live`: bytes of the storages that exist; `peak`: the most there were;
-    `operand_bytes`: of those that earlier passes had made and this one freed, what it read by matmuls alone."""
+    """Kernels and collectives of one pass. `live`: bytes of the storages that exist; `storages`: how many; `peak`: the most bytes
+    there were; `operand_bytes`: of those that earlier passes had made and this one freed, what it read by matmuls alone."""
 
-    __slots__ = ("flying", "live", "operand_bytes", "passes", "peak", "region", "staging", "work")
+    __slots__ = ("flying", "live", "operand_bytes", "passes", "peak", "region", "staging", "storages", "work")
 
     def __init__(self, staging: bool) -> None:
         """`staging`: sums that are scattered need a staging buffer (gloo)."""
-        self.live = 0
+        self.live = self.storages = 0
         self.peak = 0
         self.work: list[Item] = []
         self.region: Region | None = None

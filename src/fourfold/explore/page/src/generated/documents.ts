@@ -268,6 +268,7 @@ export interface DeviceRow {
   host_launch_seconds: number | null;
   context_bytes: number | null;
   gemm_recipes: string[] | null;
+  host_bytes_per_second: number | null;
   description: string;
 }
 
@@ -402,7 +403,7 @@ export interface LaneDocument {
   streams: ([number, number, number, string])[];
 }
 
-/** A layout by the run file's keys. `recompute` is a list where blocks differ. */
+/** A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ. */
 export interface LayoutDocument {
   pp: number;
   schedule: string;
@@ -419,7 +420,9 @@ export interface LayoutDocument {
   microbatch_sequences: number;
   outermost: string;
   overlap_experts: boolean;
+  offload_optimizer: boolean;
   recompute: string | string[];
+  offload: string | string[];
 }
 
 /** A level of a cluster's network, one direction. */
@@ -605,6 +608,7 @@ export interface PlanDocument {
   explanations: ExplanationDocument[];
   enough_devices: number | null;
   obstacles: string[];
+  seconds_per_spared_gigabyte: Record<string, number>;
   least_memory_bytes: number | null;
   counts: Record<string, number>;
   search_seconds: number;
@@ -831,6 +835,7 @@ export interface SimulationDocument {
   device_memory_bytes: number;
   fits: boolean;
   verdict: string[];
+  host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
@@ -901,6 +906,7 @@ export interface StepDocument {
   device_memory_bytes: number;
   fits: boolean;
   verdict: string[];
+  host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
