@@ -18,7 +18,6 @@ NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
-    "plan/overlapped.py": "one refinement of the best layouts, beside partial recomputation",
     "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
