@@ -18,7 +18,6 @@ NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
-    "plan/overlapped.py": "one refinement of the best layouts, beside partial recomputation",
     "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
@@ -45,7 +44,6 @@ SHORT = {
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "runtime/allocator.py": "the one call of the C library",
-    "runtime/fixed.py": "what a graph of a step finds in place, apart from its capture",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",

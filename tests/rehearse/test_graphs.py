@@ -12,8 +12,8 @@ from fourfold.config import UserError, parse_run
 from fourfold.rehearse.journal import RehearsalFault
 from fourfold.rehearse.run import rehearse_graphs
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.fixed import FixedNumbers
 from fourfold.runtime.graph import FixedBatches, check_graphs
+from fourfold.runtime.numbers import FixedNumbers
 from fourfold.runtime.optimizer import ShardOptimizer
 from tests.rehearse.layouts import LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
@@ -55,7 +55,7 @@ def _lr_of_host(original: Any) -> Callable[..., None]:
 def _number_of_host(original: Any) -> Callable[..., None]:
     def begin(self: Executor, data: Any, lr: float) -> None:
         original(self, data, lr)
-        self._number = float(self.updates + 1)
+        self._numbers = replace(self._numbers, number=float(self.updates + 1))
 
     return begin
 
@@ -125,12 +125,12 @@ def test_a_run_that_cannot_be_captured_is_refused(sections: dict[str, Any], mess
 
 def test_numbers_stay_where_they_are() -> None:
     spec, _ = layout_spec("one rank")
-    numbers = FixedNumbers(spec.model, torch.device("cpu"))
-    places = [numbers.lr.data_ptr(), numbers.number.data_ptr(), numbers.loss.data_ptr(), numbers.num_targets.data_ptr()]
-    numbers.loss.add_(5.0)
-    numbers.set(0.25, 7, (3,))
-    assert (numbers.lr.item(), numbers.number.item()) == (0.25, 7.0)
-    assert numbers.num_targets.tolist() == [3]
-    assert not numbers.loss.any()
-    after = [numbers.lr.data_ptr(), numbers.number.data_ptr(), numbers.loss.data_ptr(), numbers.num_targets.data_ptr()]
-    assert after == places
+    make = FixedNumbers(spec.model, torch.device("cpu"))
+    first = make(0.5, 1, (9,))
+    first.loss.add_(5.0)
+    second = make(0.25, 7, (3,))
+    assert (float(second.lr), float(second.number)) == (0.25, 7.0)
+    assert second.num_targets.tolist() == [3]
+    assert not second.loss.any()
+    for name in ("lr", "number", "num_targets", "loss"):
+        assert getattr(first, name).data_ptr() == getattr(second, name).data_ptr()

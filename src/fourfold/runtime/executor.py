@@ -15,18 +15,17 @@ from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.homes import placement
 from fourfold.program.instruction import ALL_TO_ALLS, HOST_COPIES, STARTS
-from fourfold.program.totals import num_losses
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
-from fourfold.runtime.device import Side, read_back, side_stream, to_device
+from fourfold.runtime.device import Side, read_back, side_stream
 from fourfold.runtime.finite import OwnGradients
-from fourfold.runtime.fixed import FixedNumbers
 from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.norm import GradientNorm
+from fourfold.runtime.numbers import FixedNumbers, NewNumbers
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
@@ -84,9 +83,7 @@ class Executor:
         self.own_gradients = OwnGradients(spec.segments, units) if locate_nan else None
         self.replicas = ReplicaChecks(view, units, groups, rank)
         self._programs: dict[int, tuple[Program, list[_Bound]]] = {}
-        self._fixed = FixedNumbers(spec.model, device) if fixed else None
-        self._lr: float | Tensor = 0.0
-        self._number: float | Tensor = 1.0
+        self._make_numbers = (FixedNumbers if fixed else NewNumbers)(spec.model, device)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -131,15 +128,8 @@ class Executor:
     def begin(self, data: StepData, lr: float) -> None:
         """Brings the numbers of a step to the device."""
         counts = data.num_targets if isinstance(data.num_targets, tuple) else (data.num_targets,)
-        if self._fixed is None:
-            self._lr, self._number = lr, float(self.updates + 1)
-            self._compute.num_targets = to_device(torch.tensor(counts, dtype=torch.int64), self._device)
-            parts = num_losses(self.view.spec.model)
-            self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
-        else:
-            self._fixed.set(lr, self.updates + 1, counts)
-            self._lr, self._number = self._fixed.lr, self._fixed.number
-            self._compute.num_targets, self._compute.loss = self._fixed.num_targets, self._fixed.loss
+        self._numbers = self._make_numbers(lr, self.updates + 1, counts)
+        self._compute.num_targets, self._compute.loss = self._numbers.num_targets, self._numbers.loss
 
     def issue(self, program: Program, data: StepData, observer: Observer | None = None) -> Tensor:
         """Gives the device all instructions of a program; the squared norm of the gradients, which it may not have computed yet."""
@@ -326,7 +316,7 @@ class Executor:
         if self._on_host:
             self._scale = clip_scale(total.sqrt().item(), limit)
         else:
-            self._scale = clip_on_device(total, limit, self._number)
+            self._scale = clip_on_device(total, limit, self._numbers.number)
 
     @property
     def _on_host(self) -> bool:
@@ -359,10 +349,10 @@ class Executor:
         unit = self.units[step.segment or ""]
         if self._skips():
             return
-        unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
+        unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._numbers.lr, self.updates, self._scale)
         if unit.share.held:
-            assert isinstance(self._lr, float)  # `check_graphs`: steps with Muon are not replayed
             given = next(name for name in step.reads if name.partition("/")[0] in buffers.FULL_MATRICES)
-            self._muon.update(unit, self._live[given], self._lr, self._scale)
+            assert not isinstance(self._numbers.lr, Tensor), "a step with Muon is not replayed"
+            self._muon.update(unit, self._live[given], self._numbers.lr, self._scale)
         if unit.master is not unit.shard:
             unit.shard.copy_(unit.master)
