@@ -9,7 +9,7 @@ import pytest
 from fourfold.config import RunFailure
 from fourfold.program import Op
 from fourfold.program.instruction import COMPUTE_OPS
-from fourfold.program.liveness import ledger
+from fourfold.program.liveness import ledger, memory_peak
 from fourfold.simulate.critical_path import critical_path
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.prediction import StepPrediction, predict_step
@@ -113,6 +113,20 @@ def test_memory_over_time_has_the_peak_of_the_program(simulation: Simulation, sp
             assert sum(sizes[span] for sizes in curve.by_kind.values()) == curve.bytes[span]
         at_peak = {kind: sizes[curve.peak] for kind, sizes in curve.by_kind.items() if sizes[curve.peak]}
         assert at_peak == {kind: size for kind, size in peak.by_kind().items() if size}
+
+
+def test_no_kind_of_memory_is_below_zero() -> None:
+    """An input gradient lets go of what its forward saved before all that its weight gradient needs is there."""
+    spec = make_spec(MODEL, sequence_length=64, pp=2, schedule="zb_h1", accumulation=4)
+    found = simulate(spec, free_prices(spec))
+    assert min(step.workspace_bytes for step in found.programs[0].instructions) < 0
+    for rank in range(2):
+        curve = memory_over_time(found, rank, 10_000)
+        assert min(min(sizes) for sizes in curve.by_kind.values()) >= 0
+        assert [sum(each) for each in zip(*curve.by_kind.values(), strict=True)] == list(curve.bytes)
+        peak = memory_peak(found.programs[rank])
+        assert min(peak.by_kind().values()) >= 0
+        assert sum(peak.by_kind().values()) == peak.bytes
 
 
 def test_a_trace_is_what_was_simulated(simulation: Simulation, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Memory of a program by liveness of its named buffers: the curve, and the instruction and buffers that make the peak."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fourfold.program.buffers import mark, on_host
@@ -25,6 +25,18 @@ class MemoryPeak:
             kind = name.partition("/")[0]
             sums[kind] = sums.get(kind, 0) + size
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
+def at_its_most(sizes: Mapping[str, int], frees: Iterable[str], workspace_bytes: int) -> tuple[dict[str, int], int]:
+    """Bytes of live buffers, and workspace, when an instruction holds most. A workspace below zero says that it lets go of what it
+    frees before all that it writes is there: so much of what it frees is gone by then."""
+    found, gone = dict(sizes), max(0, -workspace_bytes)
+    for name in frees:
+        part = min(gone, found.get(name, 0))
+        if part:
+            found[name] -= part
+            gone -= part
+    return {name: size for name, size in found.items() if size}, max(0, workspace_bytes) - gone
 
 
 def memory_curve(program: Program) -> list[int]:
@@ -136,8 +148,10 @@ def memory_peak(program: Program, curve: Sequence[int] | None = None) -> MemoryP
     liveness = _Liveness(program)
     liveness.run(program.steps.steps[:index])
     live = {*liveness.names(), *(each.of(m) for each in pattern.writes if not on_host(each.text))}
-    buffers = sorted(((name, program.buffers[name]) for name in live), key=lambda item: (-item[1], item[0]))
-    return MemoryPeak(curve[index], index, pattern.workspace_bytes, tuple(buffers))
+    sizes = {name: program.buffers[name] for name in live}
+    sizes, workspace = at_its_most(sizes, (each.of(m) for each in pattern.frees), pattern.workspace_bytes)
+    buffers = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+    return MemoryPeak(curve[index], index, workspace, tuple(buffers))
 
 
 def ledger(program: Program) -> dict[str, int]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fourfold.program.declarations import check_declarations
+from fourfold.program.declared_copies import check_state_copies
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
 from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op
@@ -18,7 +19,6 @@ from fourfold.program.liveness import memory_peak
 from fourfold.program.program import Program
 from fourfold.program.progress import check_progress
 from fourfold.program.spec import StepSpec
-from fourfold.program.state_copies import check_state_copies
 from fourfold.program.view import rank_views
 
 __all__ = ["Fault", "verify"]

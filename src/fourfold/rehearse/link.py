@@ -1,6 +1,6 @@
 """Communicators of ranks that are not there: each call is checked as NCCL would, written down, and in flight until it is joined."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from fourfold.layout import Layout
 from fourfold.rehearse.journal import GroupCall, Journal
 from fourfold.rehearse.streams import COMPUTE, Clock, Streams
+from fourfold.runtime.host_link import Copying, HostLink
 
 _NCCL_FORMATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8}
 
@@ -122,3 +123,17 @@ class RehearsedLinks:
 
     def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> RehearsedLink:
         return self.link("pp", ranks)
+
+
+def rehearsed_host_link(journal: Journal, streams: Streams, device: torch.device) -> HostLink:
+    """Both directions. `DeviceKernels` checks each copy, and whether its memory is pinned."""
+    return HostLink(device, _stream(journal, streams, "to host"), _stream(journal, streams, "from host"))
+
+
+def _stream(journal: Journal, streams: Streams, name: str) -> Copying:
+    def start(copies: Callable[[], None]) -> StartedCall:
+        with streams.on(name) as clock:
+            copies()
+            return StartedCall(journal, streams, dict(clock), [])
+
+    return start

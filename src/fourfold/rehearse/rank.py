@@ -15,10 +15,9 @@ from fourfold.model.operations import Operations, with_operations
 from fourfold.model.recorder.operations import even_counts
 from fourfold.program import Program, memory_peak
 from fourfold.program.view import RankView
-from fourfold.rehearse.host_link import rehearsed_host_link
 from fourfold.rehearse.journal import GroupCall, Journal, RehearsalFault, Wait
 from fourfold.rehearse.kernels import DeviceKernels
-from fourfold.rehearse.link import RehearsedLinks
+from fourfold.rehearse.link import RehearsedLinks, rehearsed_host_link
 from fourfold.rehearse.pretend import DEVICE, PretendedDevice
 from fourfold.rehearse.shapes import KnownShapes
 from fourfold.rehearse.streams import Streams

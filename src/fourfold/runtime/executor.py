@@ -20,7 +20,7 @@ from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
-from fourfold.runtime.device import Side, read_back, side_stream
+from fourfold.runtime.device import Side, side_stream
 from fourfold.runtime.finite import OwnGradients
 from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.muon import MatrixOptimizer
@@ -29,7 +29,7 @@ from fourfold.runtime.numbers import FixedNumbers, NewNumbers
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
-from fourfold.runtime.step import Observer, StepData, StepResult, StepTimeout
+from fourfold.runtime.step import Observer, StepData, StepResult, StepTimeout, read_result
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
 
 _Bound = tuple[Callable[[Instruction], None], Instruction, tuple[str, ...], tuple[UntypedStorage, ...]]
@@ -155,8 +155,11 @@ class Executor:
     def finish(self, program: Program, total: Tensor) -> StepResult:
         """The result of a step that was issued. `total`: the squared norm of its gradients."""
         self._record_progress(len(program.instructions))
-        result = self._result(program.kind == "train", total)
-        if program.kind == "train" and not result.skipped:
+        trains = program.kind == "train"
+        imbalance = self.routers.imbalance if trains else None
+        modules = self.view.spec.model.mtp_layers
+        result = read_result(self._compute.num_targets, self._compute.loss, total, imbalance, modules)
+        if trains and not result.skipped:
             self.updates += 1
         return result
 
@@ -172,24 +175,6 @@ class Executor:
         dropped = tuple(name for name in step.frees if name not in units)
         storages = (tensor.untyped_storage() for tensors in units.values() for tensor in tensors)
         return self._handlers[step.op], step, dropped, tuple(storages)
-
-    def _result(self, training: bool, squares: Tensor) -> StepResult:
-        """Reads what the step left on the device: the one time that the host waits for it."""
-        imbalance = self.routers.imbalance if training else None
-        read = [self._compute.num_targets, self._compute.loss, squares]
-        counts, losses, (total,), *rest = read_back([*read, imbalance] if imbalance is not None else read)
-        modules = self.view.spec.model.mtp_layers
-        ahead = losses[len(losses) - modules :]
-        means = [loss / max(count, 1) for loss, count in zip(ahead, counts[1:], strict=True)]
-        return StepResult(
-            loss=losses[0] / max(counts[0], 1),
-            grad_norm=math.sqrt(total),
-            skipped=not math.isfinite(total),
-            num_targets=int(counts[0]),
-            auxiliary_loss=sum(losses[1 : len(losses) - modules]),
-            expert_imbalance=rest[0][0] if rest else None,
-            mtp_loss=sum(means) / modules if modules else None,
-        )
 
     def _clear(self, data: StepData) -> None:
         self._data = data

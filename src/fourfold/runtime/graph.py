@@ -44,6 +44,9 @@ def check_graphs(config: RunConfig, spec: StepSpec, device: torch.device, attent
         f"the optimizer {config.optimizer.name} takes its learning rate from the host; {' and '.join(OPTIMIZERS)} do not": (
             config.optimizer.name not in OPTIMIZERS
         ),
+        "its copies to the host run beside the stream that is captured (layout.offload, layout.offload_optimizer)": (
+            any(spec.layout.offload) or spec.layout.offload_optimizer
+        ),
         "model.block is a function that may read the host": spec.model.block is not None,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)

@@ -17,7 +17,7 @@ from fourfold.runtime.host_link import HostCopies, HostLink
 
 
 @dataclass(frozen=True)
-class _Place:
+class _HostPlace:
     """A tensor's place: which of the copies it is a view of, and how."""
 
     copy: int
@@ -41,7 +41,7 @@ def offload_activations(saved: Saved, shared: Iterable[Tensor], link: HostLink) 
     sources: dict[int, Tensor] = {}
     numbers: dict[int, int] = {}
 
-    def taken(tensor: Tensor) -> Tensor | _Place:
+    def taken(tensor: Tensor) -> Tensor | _HostPlace:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in stays or not storage.size():
@@ -50,7 +50,7 @@ def offload_activations(saved: Saved, shared: Iterable[Tensor], link: HostLink) 
             numbers[key] = len(sources)
             sources[key] = tensor.as_strided((storage.size() // tensor.element_size(),), (1,), 0)
         size, stride = tuple(tensor.shape), tuple(tensor.stride())
-        return _Place(numbers[key], tensor.dtype, size, stride, int(tensor.storage_offset()))
+        return _HostPlace(numbers[key], tensor.dtype, size, stride, int(tensor.storage_offset()))
 
     left = saved.changed(lambda value: _mapped(value, Tensor, taken))
     copies, pending = link.away(sources.values())
@@ -63,12 +63,12 @@ def fetch_activations(offloaded: OffloadedActivations, device: torch.device, lin
     here = [torch.empty(source.shape, dtype=source.dtype, device=device) for source in there]
     pending = link.fetch(zip(here, there, strict=True))
 
-    def put(place: _Place) -> Tensor:
+    def put(place: _HostPlace) -> Tensor:
         flat = here[place.copy]
         flat = flat if flat.dtype == place.dtype else flat.view(place.dtype)
         return flat.as_strided(place.size, place.stride, place.offset)
 
-    return offloaded.saved.changed(lambda value: _mapped(value, _Place, put)), pending
+    return offloaded.saved.changed(lambda value: _mapped(value, _HostPlace, put)), pending
 
 
 def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
@@ -77,7 +77,7 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if type(value) in (tuple, list):
         return type(value)(_mapped(each, kind, change) for each in value)
-    if is_dataclass(value) and not isinstance(value, type | _Place):
+    if is_dataclass(value) and not isinstance(value, type | _HostPlace):
         parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
         mapped = {name: _mapped(part, kind, change) for name, part in parts.items()}
         changed = {name: part for name, part in mapped.items() if part is not parts[name]}

@@ -1,12 +1,16 @@
 """Input and result of a step: a rank's microbatches; the loss and the norm; the instruction that waited in vain."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from fourfold.config import RunFailure
 from fourfold.model.environment import Microbatch
 from fourfold.program import Instruction
+from fourfold.runtime.device import read_back
 
 Observer = Callable[[int, Instruction], None]
 """Called after each instruction, with its index."""
@@ -36,6 +40,26 @@ class StepResult:
     auxiliary_loss: float = 0.0
     expert_imbalance: float | None = None
     mtp_loss: float | None = None
+
+
+def read_result(
+    num_targets: Tensor, losses: Tensor, squares: Tensor, imbalance: Tensor | None, modules: int
+) -> StepResult:
+    """Reads what a step left on the device: the one time that the host waits for it. `num_targets` [1 + modules]; `losses` [parts]:
+    sums, the modules' at the end; `squares` []: the squared norm of the gradients; `imbalance` [1]. `modules`: MTP modules."""
+    read = [num_targets, losses, squares]
+    counts, sums, (total,), *rest = read_back([*read, imbalance] if imbalance is not None else read)
+    ahead = sums[len(sums) - modules :]
+    means = [loss / max(count, 1) for loss, count in zip(ahead, counts[1:], strict=True)]
+    return StepResult(
+        loss=sums[0] / max(counts[0], 1),
+        grad_norm=math.sqrt(total),
+        skipped=not math.isfinite(total),
+        num_targets=int(counts[0]),
+        auxiliary_loss=sum(sums[1 : len(sums) - modules]),
+        expert_imbalance=rest[0][0] if rest else None,
+        mtp_loss=sum(means) / modules if modules else None,
+    )
 
 
 class StepTimeout(RunFailure):

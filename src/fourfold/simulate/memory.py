@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fourfold.program import Program
+from fourfold.program import Instruction, Program
 from fourfold.program.buffers import on_host
+from fourfold.program.liveness import at_its_most
 from fourfold.simulate.step import Simulation
 
 
@@ -40,7 +41,7 @@ def memory_along(program: Program, starts: Sequence[float], makespan: float, spa
     held = _resident(program)
     total = sum(held.values())
     at = 0
-    live = dict.fromkeys(program.resident)
+    live = dict.fromkeys(name for name in program.resident if not on_host(name))
     for step, start in zip(program.instructions, starts, strict=True):
         span = min(spans - 1, int(start / length)) if length else 0
         while at < span:  # nothing begins in a span: what was held stays
@@ -53,7 +54,7 @@ def memory_along(program: Program, starts: Sequence[float], makespan: float, spa
                 total += program.buffers[name]
         if total + step.workspace_bytes > most[span]:
             most[span] = total + step.workspace_bytes
-            highest[span] = {**held, "workspace": step.workspace_bytes}
+            highest[span] = _at_its_most(held, step, program)
         for name in step.frees:
             if name in live:
                 del live[name]
@@ -67,6 +68,18 @@ def memory_along(program: Program, starts: Sequence[float], makespan: float, spa
         bytes=tuple(max(0, size) for size in most),
         by_kind={kind: tuple(each.get(kind, 0) for each in highest) for kind in kinds},
     )
+
+
+def _at_its_most(held: dict[str, int], step: Instruction, program: Program) -> dict[str, int]:
+    """Bytes by kind of buffer while an instruction runs, with its workspace."""
+    if step.workspace_bytes >= 0:
+        return {**held, "workspace": step.workspace_bytes}
+    freed = {name: program.buffers[name] for name in step.frees if not on_host(name)}
+    left, workspace = at_its_most(freed, freed, step.workspace_bytes)
+    found = {**held, "workspace": workspace}
+    for name, size in freed.items():
+        _change(found, name, left.get(name, 0) - size)
+    return found
 
 
 def _resident(program: Program) -> dict[str, int]:
