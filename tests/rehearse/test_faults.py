@@ -12,7 +12,7 @@ import torch
 from fourfold.rehearse.journal import RehearsalFault
 from fourfold.rehearse.rank import RankRehearsal
 from fourfold.rehearse.run import rehearse
-from fourfold.runtime import executor, optimizer, routers
+from fourfold.runtime import numbers, optimizer, routers
 from fourfold.runtime.collectives import AxisGroup, Handle
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.norm import GradientNorm
@@ -175,7 +175,7 @@ def _by_mask(original: Any) -> Any:
 
 WAITS = [
     ("batches from pageable memory", "one rank", feed, "to_device", _pageable, "L m0"),
-    ("counts from pageable memory", "one rank", executor, "to_device", _pageable, None),
+    ("counts from pageable memory", "one rank", numbers, "to_device", _pageable, None),
     ("the update's number", "one rank", optimizer.ShardOptimizer, "update", _number_from_host, "U b0"),
     ("the norm", "one rank", Executor, "_clip_norm", _read_norm, "C"),
     ("a router's balance", "experts", routers.Routers, "balance", _read_imbalance, "E"),

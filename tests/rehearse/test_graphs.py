@@ -27,6 +27,8 @@ def _is_static(name: str) -> bool:
         and not spec.document_mask
         and optimizer.name in ("adamw", "sgd")
         and spec.compute == "bf16"
+        and not any(spec.layout.offload)
+        and not spec.layout.offload_optimizer
     )
 
 

@@ -83,7 +83,8 @@ class RecorderOperations:
         if name != "fp8":  # scales are laid out as kernels read them
             with self.fused("quantized"):
                 for scales in (left.scales, right.scales):
-                    scales.copied()
+                    for _ in range(3 if name == "mxfp8" else 1):  # to exponents, padded, in pieces
+                        scales.copied()
         self.recording.matmul(rows, columns, inner, dtype=name)
         return out
 
