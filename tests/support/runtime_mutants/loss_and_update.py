@@ -120,26 +120,24 @@ def updates_are_not_counted() -> Iterator[None]:
 
 @mutant
 def norms_are_decayed_too() -> Iterator[None]:
-    def make(original: Any) -> Any:
-        def init(self: ShardOptimizer, section: Any, master: Any, decayed: int, *rest: Any) -> None:
-            original(self, section, master, master.numel(), *rest)
-
-        return init
-
-    with replaced(ShardOptimizer, "__init__", make):
+    with replaced(ShardOptimizer, "__init__", _all_decayed(True)):
         yield
 
 
 @mutant
 def nothing_is_decayed() -> Iterator[None]:
+    with replaced(ShardOptimizer, "__init__", _all_decayed(False)):
+        yield
+
+
+def _all_decayed(decayed: bool) -> Any:
     def make(original: Any) -> Any:
-        def init(self: ShardOptimizer, section: Any, master: Any, decayed: int, *rest: Any) -> None:
-            original(self, section, master, 0, *rest)
+        def init(self: ShardOptimizer, section: Any, master: Any, runs: Any, *rest: Any) -> None:
+            original(self, section, master, [(start, end, decayed, rate) for start, end, _, rate in runs], *rest)
 
         return init
 
-    with replaced(ShardOptimizer, "__init__", make):
-        yield
+    return make
 
 
 @mutant
