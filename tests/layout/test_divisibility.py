@@ -43,7 +43,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (EXPERTS, {"ep": 4, "dp_shard": 4}, "layout.ep = 4 does not divide model.num_experts = 6; a value that works: 3"),
     (EXPERTS, {"etp": 3, "dp_shard": 3}, "layout.etp = 3 does not divide model.moe_ffn_size = 20; a value that works: 2"),
     (EXPERTS, {"ep": 3, "etp": 2, "dp_shard": 3}, "layout.ep x layout.etp = 3 x 2 does not divide dp_shard x cp x tp"),
-    (DENSE, {"pp": 5}, "= 5 x 1 = 5 stages, but the model has only 4 segments"),
+    (DENSE, {"pp": 5, "virtual_stages": 1}, "= 5 x 1 = 5 stages, but the model has only 4 segments"),
     (DENSE, {"tp": 4, "sequence_parallel": True, "length": 42}, "splits a microbatch of 42 tokens"),
     (EXPERTS, {"tp": 4, "length": 42}, "a mixture of experts splits a microbatch of 42 tokens"),
 ]  # fmt: skip

@@ -95,6 +95,7 @@ def test_what_cannot_run_is_refused_with_what_can_at_length(sections: Table) -> 
         ({"cp": 4}, "is not a multiple of 2 x layout.cp = 8", {"batch.sequence_length": 24}),
         ({"cp": 2, "cp_method": "Ring"}, "layout.cp_method = 'Ring' is unknown", {"layout.cp_method": "ring"}),
         ({"pp": 5}, "5 stages, but the model has only 4 segments", {"layout.pp": 4}),
+        ({"pp": 5, "schedule": "zb_v"}, "5 x 2 = 10 stages, but the model has only 4 segments", {"layout.pp": 2}),
         ({"pp": 2, "schedule": "zb-v"}, "layout.schedule = 'zb-v' is unknown", {"layout.schedule": "zb_v"}),
         ({"pp": 2, "schedule": "zb_v", "virtual_stages": 1}, "layout.virtual_stages = 1", {"layout.virtual_stages": 2}),
         ({"sequence_parallel": True}, "needs layout.tp > 1", {"layout.sequence_parallel": False}),

@@ -64,7 +64,8 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
             f"sliding-window attention is not supported; a value that works: {model.sliding_window}"
         )
     virtual_stages = section.virtual_stages or 1
-    check_stages(section.pp, virtual_stages, model)
+    if section.virtual_stages is not None:  # else a schedule has its own, which `resolve_step` knows
+        check_stages(section.pp, virtual_stages, model)
     _check_tensor(section, model)
     ulysses = _check_context(section, model, batch.sequence_length)
     _check_experts(section, model, dp_shard)
