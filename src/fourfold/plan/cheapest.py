@@ -13,7 +13,7 @@ class Option(NamedTuple):
     """One way of a block: its seconds, and the bytes that it spares."""
 
     seconds: float
-    bytes: float
+    spared_bytes: float
 
 
 Options = tuple[Option, ...]
@@ -23,7 +23,7 @@ class _Sum(NamedTuple):
     """Blocks that are decided: seconds, bytes, and of each kind how many take which option."""
 
     seconds: float
-    bytes: float
+    spared_bytes: float
     counts: tuple[tuple[int, ...], ...]
 
 
@@ -35,9 +35,11 @@ def cheapest(blocks: Sequence[Options], needed: float) -> list[int] | None:
     for options, number in kinds.items():
         own = _alike(options, number)
         front = _front(
-            _Sum(a.seconds + b.seconds, a.bytes + b.bytes, (*a.counts, *b.counts)) for a in front for b in own
+            _Sum(a.seconds + b.seconds, a.spared_bytes + b.spared_bytes, (*a.counts, *b.counts))
+            for a in front
+            for b in own
         )
-    enough = [each for each in front if each.bytes >= needed]
+    enough = [each for each in front if each.spared_bytes >= needed]
     if not enough:
         return None
     chosen = dict(zip(kinds, min(enough).counts, strict=True))
@@ -56,7 +58,7 @@ def _alike(options: Options, number: int) -> list[_Sum]:
         sums = (
             _Sum(
                 sum(n * each.seconds for n, each in zip(counts, options, strict=True)),
-                sum(n * each.bytes for n, each in zip(counts, options, strict=True)),
+                sum(n * each.spared_bytes for n, each in zip(counts, options, strict=True)),
                 (counts,),
             )
             for counts in more
@@ -69,7 +71,7 @@ def _alike(options: Options, number: int) -> list[_Sum]:
 def _front(sums: Iterable[_Sum]) -> list[_Sum]:
     """Those that no other beats in both, fewest seconds first."""
     front: list[_Sum] = []
-    for each in sorted(sums, key=lambda s: (s.seconds, -s.bytes)):
-        if not front or each.bytes > front[-1].bytes:
+    for each in sorted(sums, key=lambda s: (s.seconds, -s.spared_bytes)):
+        if not front or each.spared_bytes > front[-1].spared_bytes:
             front.append(each)
     return front
