@@ -196,6 +196,13 @@ def _example(location: Sequence[str]) -> str:
     return _EXAMPLES.get(".".join(location), f"{location[-1]} = ...")
 
 
+def _toml(value: object) -> str:
+    """A default as a run file writes it, on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(_toml, value))}]" if isinstance(value, tuple | list) else repr(value)
+
+
 def _default_text(location: Sequence[str], table: Mapping[str, Any]) -> str:
     model = _model_at(location[:-1], table)
     field = model.model_fields.get(location[-1]) if model else None
@@ -205,7 +212,7 @@ def _default_text(location: Sequence[str], table: Mapping[str, Any]) -> str:
     if words:
         return f"; a value that works: {words[:1] if typing.get_origin(field.annotation) is list else words[0]!r}"
     if not field.is_required() and field.default is not None:
-        return f"; a value that works: {field.default!r}"
+        return f"; a value that works: {_toml(field.default)}"
     example = _EXAMPLES.get(".".join(location))
     return f"; a value that works: {example}" if example else ""
 
