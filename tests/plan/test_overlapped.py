@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fourfold.config import ModelSection
 from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import load_cluster
@@ -43,6 +45,20 @@ def test_not_where_it_does_not_fit() -> None:
     first = best_of(pricer)
     tight = Pricer(replace(pricer.request, memory_bytes=first.memory_bytes))
     assert overlapped(tight, [first]) == []
+
+
+def test_a_long_pipeline_whose_end_ranks_are_too_full_is_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = replace(LAYOUT, pp=4, dp_shard=4, ep=4, zero=1)
+    pricer, simulated = Pricer(asked()), list[Candidate]()
+    first, beside = best_of(pricer, layout), best_of(pricer, replace(layout, overlap_experts=True))
+    assert pricer.end_ranks_bytes(beside.candidate) == beside.memory_bytes > first.memory_bytes
+    predict = Pricer.predict
+    monkeypatch.setattr(Pricer, "predict", lambda self, each: simulated.append(each) or predict(self, each))
+    for limit, expected in ((beside.memory_bytes - 1, []), (beside.memory_bytes, [beside.candidate])):
+        simulated.clear()
+        found = overlapped(Pricer(replace(pricer.request, memory_bytes=limit)), [first])
+        assert simulated == expected
+        assert [each.candidate for each in found] == (expected if beside.score < first.score else [])
 
 
 def test_not_without_expert_parallelism_or_a_second_microbatch() -> None:
