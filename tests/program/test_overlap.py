@@ -101,3 +101,10 @@ def test_blocks_without_experts_stay_in_one_piece() -> None:
 def test_without_expert_parallelism_it_is_refused() -> None:
     with pytest.raises(UserError, match=r"layout.overlap_experts = true .* layout.ep, which is 1"):
         make_spec(MODEL, dp_shard=2, overlap_experts=True)
+
+
+def test_parts_of_a_pass_share_a_gather_without_prefetch() -> None:
+    layout = {"pp": 2, "schedule": "naive", "dp_shard": 2, "ep": 2, "zero": 3, "prefetch": 0}
+    spec = make_spec({**QWEN3_MOE, "num_layers": 1}, accumulation=2, overlap_experts=True, **layout)
+    for ours, plain in zip(lower_pipeline(spec), lower_pipeline(_plain(spec)), strict=True):
+        assert _sent(ours, "dp_shard") <= _sent(plain, "dp_shard")

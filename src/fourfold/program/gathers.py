@@ -15,7 +15,8 @@ def insert_gathers(steps: list[Step], view: RankView) -> list[Step]:
     parts of a pass count as one computation."""
     if view.spec.layout.zero < 3:
         return steps
-    distance = view.spec.layout.prefetch * (PARTS if view.spec.overlaps_experts else 1)
+    one = PARTS if view.spec.overlaps_experts else 1
+    distance = view.spec.layout.prefetch * one
     computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op in COMPUTE_OPS]
     units = {pattern: _gathered_units(pattern, view) for pattern in {steps[i][0] for i in computes}}
     uses: dict[str, list[int]] = {}
@@ -26,7 +27,7 @@ def insert_gathers(steps: list[Step], view: RankView) -> list[Step]:
     wait_at: dict[int, list[str]] = {}
     free_after: dict[int, list[str]] = {}
     for unit, positions in uses.items():
-        for first, last in _runs(positions, distance + 1):
+        for first, last in _runs(positions, max(distance + 1, one)):
             gather_at.setdefault(computes[max(0, first - distance)], []).append(unit)
             wait_at.setdefault(computes[first], []).append(unit)
             free_after.setdefault(computes[last], []).append(unit)
