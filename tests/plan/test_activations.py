@@ -16,19 +16,8 @@ from fourfold.plan.partial_recompute import made_to_fit
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.program.footprints import Footprints
+from tests.plan.dense import DENSE, LAYOUT
 
-DENSE = {
-    "num_layers": 16,
-    "hidden_size": 2048,
-    "num_heads": 16,
-    "num_kv_heads": 4,
-    "ffn_size": 8192,
-    "vocab_size": 8192,
-}
-LAYOUT = Candidate(
-    pp=1, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=8, zero=3, cp=1, cp_method="ring", tp=1, ep=1, etp=1,
-    microbatch_sequences=1, recompute="none",
-)  # fmt: skip
 LAYOUTS = {"one stage": LAYOUT, "pipeline": replace(LAYOUT, pp=4, dp_shard=2)}
 FAST_LINK = 400e9
 """Bytes a second to a host whose memory is near, as of a GH200."""

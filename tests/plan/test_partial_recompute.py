@@ -10,24 +10,14 @@ from fourfold.export.megatron import megatron
 from fourfold.export.torchtitan import torchtitan
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.plan.candidate import Candidate
 from fourfold.plan.partial_recompute import made_to_fit, partially_recomputed
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
+from tests.plan.dense import DENSE
+from tests.plan.dense import LAYOUT as NONE
 
-DENSE = {
-    "num_layers": 16,
-    "hidden_size": 2048,
-    "num_heads": 16,
-    "num_kv_heads": 4,
-    "ffn_size": 8192,
-    "vocab_size": 8192,
-}
-LAYOUT = Candidate(
-    pp=1, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=8, zero=3, cp=1, cp_method="ring", tp=1, ep=1, etp=1,
-    microbatch_sequences=8, recompute="full",
-)  # fmt: skip
+LAYOUT = replace(NONE, microbatch_sequences=8, recompute="full")
 
 
 def asked(share: float) -> tuple[Request, Priced]:

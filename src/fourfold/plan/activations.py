@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fourfold.cost.prices import Prices
 from fourfold.model.spec import Segment
-from fourfold.plan.candidate import Candidate
+from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.cheapest import Option, cheapest
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.program.footprints import Footprints
@@ -105,8 +105,8 @@ class WaysToSpare:
         `layout.prefetch` computations of such blocks run beside each."""
         plain = self._footprints.of(segment, "none")
         forward, backward = (self._durations.work(work).seconds for work in (plain.forward, plain.backward))
-        policy, _, away = way.rpartition("+") if way.endswith("offload") else (way, "", "")
-        kept = self._footprints.of(segment, policy or "none")
+        policy, away = policy_and_offload(way)
+        kept = self._footprints.of(segment, policy)
         more = forward if policy == "full" else max(0.0, self._durations.work(kept.backward).seconds - backward)
         if away:
             copy = self._prices.host_copy(kept.saved_bytes)

@@ -24,6 +24,12 @@ class BlockShape:
         return int(degree) if mixed else self.cp if self.cp_method == "ulysses" else 1
 
 
+def policy_and_offload(way: str) -> tuple[str, bool]:
+    """The recompute policy of a block's way with its activations, and whether what it keeps is offloaded."""
+    policy, away, _ = way.partition("offload")
+    return policy.rstrip("+") or "none", bool(away)
+
+
 @dataclass(frozen=True)
 class Candidate(BlockShape):
     """A layout: the shape, with a pipeline and data parallelism around it, in the same words."""

@@ -80,7 +80,7 @@ class LowMemory:
             bound, parts, candidate = small[place]
             if drawn:
                 tried += 1
-                if _too_large(pricer, candidate, most):
+                if pricer.end_ranks_exceed(candidate, most):
                     continue
                 priced = pricer.price(candidate, bound)
                 if isinstance(priced, Priced) and priced.memory_bytes <= most:
@@ -90,10 +90,3 @@ class LowMemory:
                 seconds = parts.around(pricer.timeline(candidate, parts.compute))
                 heappush(queue, (seconds, place, True))
         return None
-
-
-def _too_large(pricer: Pricer, candidate: Candidate, most: float) -> bool:
-    """Whether a long pipeline's end ranks alone hold more."""
-    with suppress(UserError):
-        return candidate.pp > 2 and pricer.end_ranks_bytes(candidate) > most
-    return True

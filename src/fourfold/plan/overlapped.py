@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fourfold.config import UserError
-from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 
@@ -26,7 +25,7 @@ def overlapped(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
     several = [p for p in sorted(best, key=lambda p: p.score) if p.candidate.ep > 1 and _microbatches(pricer, p) > 1]
     for each in several[:TRIED]:
         candidate = replace(each.candidate, overlap_experts=True)
-        if _end_ranks_are_too_full(pricer, candidate):
+        if pricer.end_ranks_exceed(candidate, request.memory_bytes):
             continue
         priced = pricer.price(candidate)
         if not isinstance(priced, Priced) or priced.memory_bytes > request.memory_bytes:
@@ -52,13 +51,3 @@ def with_overlap(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
 def _microbatches(pricer: Pricer, priced: Priced) -> int:
     layout = priced.candidate
     return pricer.request.global_sequences // (layout.dp * layout.microbatch_sequences)
-
-
-def _end_ranks_are_too_full(pricer: Pricer, candidate: Candidate) -> bool:
-    """Whether a few programs of a long pipeline tell that it does not fit, or cannot be: a simulation takes all of them."""
-    if candidate.pp <= 2:
-        return False
-    try:
-        return pricer.end_ranks_bytes(candidate) > pricer.request.memory_bytes
-    except UserError:
-        return True

@@ -1,6 +1,7 @@
 """Sharper prices of one layout than its bound: the timeline of its schedule, the simulation of its program."""
 
 from collections import OrderedDict
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -148,6 +149,12 @@ class Pricer:
         held = max(predict_memory(spec, self.request.prices(spec.layout), compiled, ends))
         self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * (compiled.num_instructions - before)))
         return held
+
+    def end_ranks_exceed(self, candidate: Candidate, most_bytes: float) -> bool:
+        """Whether the end ranks of a long pipeline tell that it holds more, or cannot be: a simulation takes all ranks."""
+        with suppress(UserError):
+            return candidate.pp > 2 and self.end_ranks_bytes(candidate) > most_bytes
+        return True
 
     @property
     def drawn(self) -> int:

@@ -13,7 +13,7 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
-from fourfold.plan.candidate import Candidate
+from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.constraints import NO_CONSTRAINTS, Constraints, Value, parse_value
 from fourfold.program.spec import Transport, resolve_step
 from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, executed_precision, prices_for, transport_on
@@ -177,9 +177,9 @@ class Request:
         split = self.sequence_parallel and layout.tp > 1
         keys = {key: value for key, value in vars(layout).items() if key != "activations"}
         if layout.activations:
-            ways = [way.partition("offload") for way in layout.activations]
-            keys["recompute"] = [policy.rstrip("+") or "none" for policy, _, _ in ways]
-            keys["offload"] = ["activations" if away else "none" for _, away, _ in ways]
+            ways = [policy_and_offload(way) for way in layout.activations]
+            keys["recompute"] = [policy for policy, _ in ways]
+            keys["offload"] = ["activations" if away else "none" for _, away in ways]
         return LayoutSection(**keys, prefetch=self.prefetch, sequence_parallel=split)
 
     def permits(self, layout: Candidate) -> bool:

@@ -6,7 +6,7 @@ otherwise fool them.
 
 from fourfold.layout.mesh import ALL_AXES, axes_name
 from fourfold.model.work import Collective
-from fourfold.program.buffers import values
+from fourfold.program.buffers import host, values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, STARTS, TRANSFERS, Instruction, Op
@@ -65,8 +65,9 @@ def _known_microbatches(pattern: Pattern, microbatches: list[int | None], view: 
 def resident_buffers(kind: str, view: RankView) -> set[str]:
     """Buffers that are live before and after a program of this kind."""
     state = ["optimizer", *(["master"] if view.spec.mixed else [])] if kind == "train" else []
-    where = "host_" if view.spec.layout.offload_optimizer else ""
-    units = {f"{where}{prefix}/{unit}" for unit in view.flats for prefix in state}
+    units = {f"{prefix}/{unit}" for unit in view.flats for prefix in state}
+    if view.spec.layout.offload_optimizer:
+        units = {*map(host, units)}
     return {"rope", *units, *map(values, view.flats.values()), *(f"router/{s.name}" for s in view.moe_segments)}
 
 

@@ -2,6 +2,7 @@
 fetched once, updated, and copied back once, so that the next step finds the new one."""
 
 from fourfold.model.work import HostCopy, Work
+from fourfold.program.buffers import host
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import HOST_COPIES, Instruction, Op
 from fourfold.program.program import Program
@@ -17,12 +18,12 @@ def declared_copies(step: Instruction, view: RankView) -> list[tuple[tuple[str, 
         held = [f"saved/{owner}/m{step.microbatch}"] if segments.get(owner) else []
         copies = view.footprint(view.stages.segments[owner]).saved_tensors
     else:
-        held = [f"master/{owner}"] if view.spec.mixed else []
-        held = [*held, f"optimizer/{owner}"] if layout.offload_optimizer else []
-        copies = len(view.spec.optimizer.state) + len(held[1:])
+        states = ("master", "optimizer") if view.spec.mixed else ("optimizer",)
+        held = [f"{state}/{owner}" for state in states] if layout.offload_optimizer else []
+        copies = len(view.spec.optimizer.state) + view.spec.mixed
     if not held:
         return []
-    there = [f"host_{buffer}" for buffer in held]
+    there = [*map(host, held)]
     leaves = step.op is Op.OFFLOAD
     size = sum(buffer_bytes(view, buffer) for buffer in held)
     reads, writes = (held, there) if leaves else (there, held)

@@ -40,12 +40,13 @@ class MatrixHomes:
 class Share:
     """One rank's part. `held`: what its shard has of matrices. `own`: matrices whose home it is, with their places among its
     results. `places`: by matrix, where its result lies among those of all homes. `tensor`: its coordinate among the ranks of tensor
-    parallelism, and how many there are."""
+    parallelism, and how many there are. `slot`: as in `MatrixHomes`."""
 
     held: tuple[HeldPart, ...] = ()
     own: tuple[tuple[Matrix, int], ...] = ()
     places: tuple[tuple[Matrix, int], ...] = ()
     tensor: tuple[int, int] = (0, 1)
+    slot: int = 0
 
 
 def placement(spec: StepSpec, flat: FlatLayout) -> MatrixHomes:
@@ -85,7 +86,7 @@ def share_of(spec: StepSpec, flat: FlatLayout, rank: int) -> Share:
             offset += matrix.numel
         if members[home] == rank:
             own = tuple(results)
-    return Share(held, own, tuple(places), tensor)
+    return Share(held, own, tuple(places), tensor, plan.slot)
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,6 @@ from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
-from fourfold.program.homes import placement
 from fourfold.program.instruction import ALL_TO_ALLS, HOST_COPIES, STARTS
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
@@ -320,7 +319,7 @@ class Executor:
 
     def _orthogonalize(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        own = self._live[step.writes[0]] = unit.shard.new_empty(placement(self.view.spec, unit.flat).slot)
+        own = self._live[step.writes[0]] = unit.shard.new_empty(unit.share.slot)
         if not self._skips():
             self._muon.orthogonalize(unit, self._live[step.reads[0]], own)
 

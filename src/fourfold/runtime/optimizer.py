@@ -89,9 +89,9 @@ class ShardOptimizer:
                 slice(first, last),
                 master[first:last],
                 [state_at(t, end, first, last) for t in self.state.values()],
-                section.weight_decay / scale
-                if decayed
-                else 0.0,  # decay is lr x weight_decay, without the run's factor
+                decayed
+                * section.weight_decay
+                / scale,  # what is taken off is lr x weight_decay, without the run's factor
                 scale,
             )
             for low, last, decayed, scale in runs
