@@ -109,6 +109,8 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
 
     from fourfold.api.training import check_request
     from fourfold.launch.resolve import resolve_run, stated_vocab_size
+    from fourfold.model.torch_attention import default_backend
+    from fourfold.model.torch_operations import torch_dtype
     from fourfold.rehearse.run import rehearse, rehearse_graphs
     from fourfold.report.format_rehearsal import rehearsal_lines
     from fourfold.report.format_run import layout_line, model_line, transport_lines
@@ -119,9 +121,9 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     check_request(config, ranks)
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), "native")
     if config.run.cuda_graphs:
-        check_graphs(
-            config, resolved.spec, torch.device("cuda"), "flash" if resolved.spec.compute == "bf16" else "tiled"
-        )
+        device = torch.device("cuda")
+        attention = default_backend(device, torch_dtype(resolved.spec.compute))
+        check_graphs(config, resolved.spec, device, attention.name)
         rehearse_graphs(resolved.spec, config.optimizer)
     results = rehearse(resolved.spec, config.optimizer)
     lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved, "a rehearsal"), ""]

@@ -11,16 +11,16 @@ from fourfold.flash.backends import FLASH, TILED, AttentionBackend
 from fourfold.flash.visible import Visible
 
 
-def default_backend(q: Tensor) -> AttentionBackend:
+def default_backend(device: torch.device, dtype: torch.dtype) -> AttentionBackend:
     """The back end of a step whose run has chosen none: FlashAttention, and tiles on CUDA in formats that it does not take."""
-    return FLASH if q.device.type == "cpu" or q.dtype in (torch.bfloat16, torch.float16) else TILED
+    return FLASH if device.type == "cpu" or dtype in (torch.bfloat16, torch.float16) else TILED
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
 ) -> tuple[Tensor, Tensor]:
     """`Operations.attend` by the default back end."""
-    return default_backend(q).attend(q, k, v, causal, scale, documents)
+    return default_backend(q.device, q.dtype).attend(q, k, v, causal, scale, documents)
 
 
 def attend_backward(
@@ -35,4 +35,4 @@ def attend_backward(
     documents: Visible | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`Operations.attend_backward` by the default back end."""
-    return default_backend(q).attend_backward(grad, q, k, v, out, lse, causal, scale, documents)
+    return default_backend(q.device, q.dtype).attend_backward(grad, q, k, v, out, lse, causal, scale, documents)

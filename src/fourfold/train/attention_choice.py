@@ -77,7 +77,7 @@ def choose_for_run(config: RunConfig, spec: StepSpec, context: RankContext, newe
     """The choice at the start of a training. `newest`: the checkpoint that it may go on from."""
     device, recorded = context.device, ""
     if device.type == "cuda":
-        recorded = context.tell(_recorded(newest) if context.rank == 0 else "", 0)
+        recorded = context.tell(recorded_choice(newest, "attention") if context.rank == 0 else "", 0)
     chosen = choose_attention(
         attention_case(spec, device),
         BACKENDS,
@@ -94,10 +94,10 @@ def choose_for_run(config: RunConfig, spec: StepSpec, context: RankContext, newe
     return chosen
 
 
-def _recorded(newest: Path | None) -> str:
-    """The back end that a checkpoint was made with; empty where it does not say, or cannot be read."""
+def recorded_choice(newest: Path | None, key: str) -> str:
+    """The choice that a checkpoint was made with; empty where it does not say, or cannot be read."""
     try:
-        found = read_manifest(newest).info.get("attention") if newest is not None else None
+        found = read_manifest(newest).info.get(key) if newest is not None else None
     except (OSError, ValueError, DamagedCheckpoint):
         return ""
     return found if isinstance(found, str) else ""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from fourfold.checkpoint import DamagedCheckpoint, read_manifest
 from fourfold.checkpoint.manifest import Manifest
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.flash import remembered
@@ -29,7 +28,7 @@ from fourfold.runtime.matmuls import (
     step_matmuls,
     total_flops,
 )
-from fourfold.train.attention_choice import AgreeingRanks
+from fourfold.train.attention_choice import AgreeingRanks, recorded_choice
 from fourfold.train.session import RankContext
 
 WORTHWHILE_FLOPS = 5e12
@@ -136,11 +135,7 @@ def _agreed(seconds: dict[str, LibrarySeconds], ranks: AgreeingRanks) -> dict[st
 
 def _recorded(newest: Path | None, copy: Manifest | None) -> str:
     """The kinds by oneDNN that a checkpoint was made with; `NONE` where it does not say, or cannot be read."""
-    try:
-        manifest = copy if copy is not None else read_manifest(newest) if newest is not None else None
-    except (OSError, ValueError, DamagedCheckpoint):
-        return NONE
-    found = manifest.info.get("matmuls") if manifest is not None else None
+    found = copy.info.get("matmuls") if copy is not None else recorded_choice(newest, "matmuls")
     return found if isinstance(found, str) and found else NONE
 
 
