@@ -6,7 +6,6 @@ from fourfold.layout.mesh import axes_name
 from fourfold.program.homes import placement
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
-from fourfold.program.view import rank_views
 from fourfold.report.format_simulation import seconds_text
 from fourfold.report.units import format_bytes
 from fourfold.simulate.step import mean_seconds
@@ -19,7 +18,7 @@ def matrix_lines(summary: StepSummary) -> list[str]:
     spec, prices = simulation.spec, simulation.prices
     if not spec.optimizer.orthogonalizes:
         return []
-    views = rank_views(spec)
+    views = simulation.views
     moved = AdamWSection.spec.update_bytes(spec.compute, spec.master, spec.gradients)
     adamw = sum(prices.memory(flat.shard_numel * moved) for view in views for flat in view.flats.values()) / len(views)
     own = mean_seconds(summary.spent).get("optimizer", 0.0)
