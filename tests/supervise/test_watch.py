@@ -92,6 +92,36 @@ def test_the_rank_at_fault_is_named_as_soon_as_it_has_had_its_time(monkeypatch: 
     assert clock[0] < 4.8
 
 
+class PartedRanks:
+    """Rank 1, on another machine, stands in the sum of step 6, which rank 0 has left; it is heard for a second, or always."""
+
+    def __init__(self, clock: list[float], at: int, hears: bool) -> None:
+        self._clock, self._at, self._hears = clock, at, hears
+
+    def observe(self) -> list[Observation]:
+        here, there = (Position(step, self._at, 0.0, 0.0, TRAINING, 1) for step in (7, 6))
+        return [Observation(here, "S"), Observation(there, "S", is_fresh=self._hears or self._clock[0] < 1)]
+
+    def tracebacks(self) -> dict[int, tuple[str, ...]]:
+        return dict.fromkeys((0, 1), ("runtime/collectives.py",))
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_silent_machine_is_judged_by_its_silence(monkeypatch: pytest.MonkeyPatch, hears: bool) -> None:
+    """Where it is heard, rank 0 left a sum out; where it is not, its silence is what gets named."""
+    resolved = resolve_run(parse_run(RUN), 2, 320)
+    at = next(i for i, step in enumerate(resolved.train_programs[0].instructions) if step.short == "C")
+    clock = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    watching = watch.Watch(parse_run(RUN).faults, 600.0, Blame(resolved), {TRAINING: 0.1})
+    watching.begin()
+    verdicts = []
+    while clock[0] < 10:
+        clock[0] += 0.05
+        verdicts += filter(None, [watching.look(PartedRanks(clock, at, hears))])
+    assert {(each.rank, each.cause) for each in verdicts} == ({(0, "skipped")} if hears else set())
+
+
 def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict:
     assert run.finish() == 0, run.printed
     (failure,) = run.events("failure")
@@ -127,6 +157,13 @@ def test_a_hung_data_reader(run_file: Path, undisturbed, tmp_path: Path) -> None
         failure = check_recovered(run, undisturbed, 0, "hung")
         assert "reading the data of step 7" in failure["message"]
         assert "rank 1 waits at step 7" in failure["message"]
+
+
+@pytest.mark.faults
+def test_a_hang_in_the_copy_that_a_save_begins_with(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    with Supervised(run_file, tmp_path / "run", "faults.stall_seconds=1", fault="starve:1:8:1") as run:
+        failure = check_recovered(run, undisturbed, 1, "hung")
+        assert "rank 1 hangs at copying the state of step 10" in failure["message"]
 
 
 @pytest.mark.faults

@@ -77,6 +77,13 @@ def open_files_advice(error: BaseException) -> str | None:
     return f"a process may open {limit} files and sockets here; what works: ulimit -n 65536, or fewer ranks"
 
 
+def unwritable(path: object, error: OSError) -> str:
+    """The message about a file of a run's folder that cannot be written, with the cure."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    cure = open_files_advice(error) or ("free some space and resume" if full else "make it writable and resume")
+    return f"{path}: cannot be written: {error.strerror}; {cure}"
+
+
 class RunFailure(UserError):
     """Something outside the request failed (a full disk, a lost rank, a corrupt file). Exit code 1."""
 

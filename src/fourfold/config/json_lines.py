@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fourfold.config.errors import FinalFailure
+from fourfold.config.errors import FinalFailure, unwritable
 
 
 class JsonLines:
@@ -21,9 +21,7 @@ class JsonLines:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
         except OSError as error:
-            raise FinalFailure(
-                f"{self._path}: cannot be written: {error.strerror}; free some space and resume"
-            ) from None
+            raise FinalFailure(unwritable(self._path, error)) from None
 
     def close(self) -> None:
         self._file.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.config.errors import unwritable
 from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.runtime.progress import FILES as POSITIONS
 from fourfold.train.measured import FOLDER as MEASUREMENTS
@@ -104,7 +105,7 @@ def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int) -> No
         with open(folder.events, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
     except OSError as error:
-        raise RunFailure(f"{folder.events}: cannot be written: {error.strerror}; free some space and resume") from None
+        raise RunFailure(unwritable(folder.events, error)) from None
 
 
 def forget_ranks(folder: RunFolder, ranks: int) -> None:

@@ -22,9 +22,18 @@ _RECORD = struct.Struct("<qqddiiq16x")
 _COUNTER = struct.Struct("<qdd")
 """The part of a record that every instruction changes, after the step."""
 FILES = "progress*.bin"
-TRAINING, EVALUATING, SAVING, STARTING, READING, ENDED = range(6)
-ACTIVITIES = ("training", "evaluating", "saving", "starting", "reading the data of", "at the end,")
-"""The kinds of a position, as words before its step."""
+TRAINING, EVALUATING, SAVING, STARTING, READING, ENDED, COPYING = range(7)
+ACTIVITIES = (
+    "training",
+    "evaluating",
+    "saving",
+    "starting",
+    "reading the data of",
+    "at the end,",
+    "copying the state of",
+)
+"""The kinds of a position, as words before its step. SAVING waits for storage; COPYING does not: it is the copy to host memory that
+a save beside training begins with."""
 
 
 @dataclass(frozen=True)

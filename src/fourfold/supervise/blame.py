@@ -8,6 +8,7 @@ from fourfold.layout import Layout
 from fourfold.program import Program
 from fourfold.runtime.progress import (
     ACTIVITIES,
+    COPYING,
     ENDED,
     EVALUATING,
     READING,
@@ -23,7 +24,7 @@ from fourfold.runtime.progress import (
 )
 from fourfold.supervise.observation import is_stopped
 
-_ORDER = {STARTING: -1, EVALUATING: 0, SAVING: 1, READING: 2, TRAINING: 3, ENDED: 4}
+_ORDER = {STARTING: -1, EVALUATING: 0, SAVING: 1, COPYING: 2, READING: 3, TRAINING: 4, ENDED: 5}
 """The order in which a rank does these while its position names one step."""
 _KINDS = {TRAINING: "train", EVALUATING: "evaluate"}
 _SHOWN = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from fourfold.config.schema import FaultsSection
-from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position
+from fourfold.runtime.progress import COPYING, ENDED, READING, SAVING, TRAINING, Position
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.generation import Generation
 from fourfold.supervise.observation import Observation, is_stopped
@@ -21,7 +21,7 @@ _MOST_SECONDS = 0.5
 _SHARE = 0.85
 """Share of the limit after which a rank is named, so that its name is known within the limit."""
 _LENIENT = 12.0
-"""Times the limit for the first step, of which no earlier one tells anything, and for an evaluation."""
+"""Times the limit for the first step, of which no earlier one tells anything, for an evaluation and for a copy to be saved."""
 _TIMES_LONGEST = 3.0
 _WINDOW_SECONDS, _WINDOW_STEPS = 2.0, 5
 _RETRY_SECONDS = 1.0
@@ -91,6 +91,9 @@ class Watch:
         found = self.blame.verdict(
             [Sighting(each.position, each.state, calls.get(rank, ())) for rank, each in enumerate(seen)]
         )
+        depends_on_others = found.cause in ("skipped", "lost")
+        if depends_on_others and not all(each.is_fresh for each in seen):  # a machine is judged by its silence
+            return None
         own = self._ranks[found.rank]
         left = self._limit(found.rank, seen[found.rank]) - own.still
         if left >= 0:  # one that waits for it began to stand still before: asked again once it has had its time
@@ -131,7 +134,7 @@ class Watch:
             return _LENIENT * stall
         is_step = position.kind in (TRAINING, READING)
         if position.kind not in self.longest:
-            return _LENIENT * stall if is_step else self.timeout_seconds
+            return _LENIENT * stall if is_step or position.kind == COPYING else self.timeout_seconds
         longest = _TIMES_LONGEST * self.longest[position.kind]
         if position.kind == SAVING:  # a save that begins may wait for the whole of the one before
             return max(self.timeout_seconds, longest)

@@ -29,6 +29,7 @@ from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
+    COPYING,
     ENDED,
     READING,
     SAVING,
@@ -303,7 +304,7 @@ class Training:
         info = self._info()
         self.board.enter(SAVING, self.step)
         if self.saver.beside_training and not last:
-            self.saver.begin(self.step, info)
+            self.saver.begin(self.step, info, partial(self.board.enter, COPYING, self.step))
         else:
             self.saver.save(self.step, info, partial(save_barrier, self.context.rank, self.step, self.out))
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import unwritable
 from fourfold.config.whole_file import write_whole
 from fourfold.program import Program, digest
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
@@ -130,7 +131,7 @@ def write_measured(folder: Path, measured: RankMeasured) -> None:
         path.parent.mkdir(exist_ok=True)
         write_whole(path, json.dumps(asdict(measured), separators=(",", ":")) + "\n")
     except OSError as error:
-        raise RunFailure(f"{path}: cannot be written: {error.strerror}; free some space and resume") from None
+        raise RunFailure(unwritable(path, error)) from None
 
 
 def read_measured(folder: Path) -> list[RankMeasured]:

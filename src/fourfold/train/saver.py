@@ -65,10 +65,12 @@ class Saver:
             self._thread = threading.Thread(target=self._prepare, daemon=True)
             self._thread.start()
 
-    def begin(self, step: int, info: Mapping[str, Any]) -> None:
-        """Copies the state before step `step` and saves the copy beside training."""
+    def begin(self, step: int, info: Mapping[str, Any], copying: Callable[[], None] = lambda: None) -> None:
+        """Copies the state before step `step` and saves the copy beside training. `copying` is called once the save before has
+        ended, when nothing waits for storage any more."""
         end = SaveEnd(step)
         self.wait()
+        copying()
         end.waited_seconds = time.perf_counter() - end.begun
         if not self._host:
             self._prepare()

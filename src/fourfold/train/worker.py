@@ -35,7 +35,8 @@ def run_worker(out: Path) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
     except OSError as error:
-        print(f"error: {error.filename or out}: {error.strerror or error}{_advice(error)}", file=sys.stderr, flush=True)
+        file = error.filename2 or error.filename or out
+        print(f"error: {file}: {error.strerror or error}{_advice(error)}", file=sys.stderr, flush=True)
         return _failed(error.errno in _WITHOUT_CURE)
     except SystemExit as error:
         print(f"error: rank {os.environ.get('RANK')}: sys.exit({error.code!r}) in mid-run", file=sys.stderr, flush=True)

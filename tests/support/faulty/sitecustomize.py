@@ -8,6 +8,7 @@ With in_turn, every STEP steps something else hangs, on each of RANK ranks in tu
 import ctypes
 import errno
 import os
+import resource
 import signal
 import struct
 import sys
@@ -52,6 +53,8 @@ def fail(kind: str) -> None:
                 library.pthread_mutex_lock(mutex)
         case "memory":
             _ = bytearray(b"\1") * (256 << 20)
+        case "starve":  # no thread can start any more, and Python waits for ever for one that does not
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
         case "disk":
             fail_every_sync()
         case "sockets":
@@ -120,7 +123,7 @@ def install() -> None:
             time.sleep(0.05)
         elif what == "crawl" and os.environ.get("RANK") == rank and crawls(at):
             time.sleep(0.1)
-        elif kind := due(at, "exit", "leave", "error", "sleep", "gil", "fifo", "memory", "disk", "sockets"):
+        elif kind := due(at, "exit", "leave", "error", "sleep", "gil", "fifo", "memory", "disk", "sockets", "starve"):
             fail(kind)
         elif due(at, "stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
