@@ -1,6 +1,7 @@
 """A damaged or foreign checkpoint is refused, in one message that names the file and what to do, before anything is copied."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -187,6 +188,14 @@ def test_a_manifest_too_long_for_its_files_is_not_parsed(saved: Path, monkeypatc
     (saved / "manifest.json").write_text(text + " " * (5 << 20))
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("parsed"))
     check_refused(saved, "manifest.json", "longer than")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["manifest.json", FILE])
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    check_refused(saved, name, "step-000001")
 
 
 def test_what_later_steps_left_neither_goes_nor_counts_as_kept(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fourfold.checkpoint.digests import CHUNK_HASHES, FileDigest
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.config import RunFailure
+from fourfold.config.whole_file import bounded
 
 VERSION = 3
 _MANIFEST_BYTES, _BYTES_PER_FILE, _MAX_MANIFEST_BYTES = 1 << 22, 1 << 17, 1 << 27
@@ -151,13 +152,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def _bounded_text(path: Path) -> bytes:
-    """The file's bytes. Raises `OSError`, and `ValueError` where so few files beside it cannot need so long a manifest."""
-    with path.open("rb") as file:
-        allowed = min(_MANIFEST_BYTES + _BYTES_PER_FILE * len(list(path.parent.iterdir())), _MAX_MANIFEST_BYTES)
-        text = file.read(allowed + 1)
-    if len(text) > allowed:
-        raise ValueError(f"it is longer than {allowed} bytes, more than the manifest of these files can have")
-    return text
+    """The file's bytes. Raises `OSError`, and `ValueError` where it is none, or where so few files beside it cannot need so long a
+    manifest."""
+    return bounded(path, min(_MANIFEST_BYTES + _BYTES_PER_FILE * len(list(path.parent.iterdir())), _MAX_MANIFEST_BYTES))
 
 
 def _damaged(path: Path, what: str) -> DamagedCheckpoint:
