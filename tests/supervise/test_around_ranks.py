@@ -105,6 +105,21 @@ def test_a_run_whose_folder_is_gone_ends_and_says_so(run_file: Path, tmp_path: P
 
 
 @pytest.mark.faults
+def test_of_two_runs_in_one_folder_the_later_goes_on(run_file: Path, tmp_path: Path) -> None:
+    """Only where somebody deleted the lock, or a file system has none."""
+    with Supervised(run_file, tmp_path / "run", FOR_EVER) as first:
+        first.wait_for_step(6)
+        (first.out / ".lock").unlink()
+        (tmp_path / "again").symlink_to(first.out)
+        with Supervised(run_file, tmp_path / "again", FOR_EVER) as second:
+            assert first.finish() == 1
+            assert "another fourfold train took this run over (start 2, this is 1)" in first.printed
+            second.wait_for_step(20)
+            second.process.terminate()
+            assert second.finish() == 143, second.printed
+
+
+@pytest.mark.faults
 def test_a_folder_in_place_of_a_file_is_named_at_once(run_file: Path, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run") as run:
         run.wait_for_step(6)

@@ -35,6 +35,15 @@ def raise_fence(folder: Path) -> int:
         return number
 
 
+def newest_fence(folder: Path) -> int:
+    """The number of those who started ranks last; 0 where there is none, or it cannot be read now."""
+    try:
+        with open(folder / _FILE, "rb") as file:
+            return _number(file)
+    except OSError:
+        return 0
+
+
 def fenced(folder: Path, number: int | None) -> AbstractContextManager[None]:
     """While it is entered nobody raises the number. Raises `ReplacedRanks` where somebody did. None: ranks without a supervisor."""
     return nullcontext() if number is None else _fenced(folder, number)

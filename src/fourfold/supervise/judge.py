@@ -11,6 +11,7 @@ from fourfold.config.schema import FaultsSection
 from fourfold.launch.failures import RankFailure, summarize
 from fourfold.launch.processes import FINISHED, STOPPED
 from fourfold.launch.run_folder import RunFolder
+from fourfold.rendezvous.fence import newest_fence
 from fourfold.runtime.progress import STARTING, read_positions
 from fourfold.supervise.blame import Blame
 from fourfold.supervise.budget import RestartBudget
@@ -25,13 +26,14 @@ _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.05
 _ECHO_SECONDS = 1.0
 """How long a rank that lost its connection is taken for an echo of a failure still to come."""
+_FENCE_SECONDS = 1.0
 _GONE_SECONDS = 5.0
 """How long the run's folder may be away: a network's file system may lose it for a moment."""
 
 
 class Judge:
     """Watches one generation of ranks after another, and says what follows. `received`: the signals of this process, which grow.
-    `last_message`: of the failure before which the present generation was started."""
+    `last_message`: of the failure before which the present generation was started; `fence`: its number."""
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class Judge:
         self._on_notice = on_notice
         self._grace_seconds = grace_seconds
         self._fleet = fleet
-        self._ticked = 0.0
+        self._ticked = self._asked = 0.0
+        self.fence = 0
         self._missed = 0.0 if folder.run_file.exists() else math.inf
 
     @property
@@ -93,6 +96,13 @@ class Judge:
                     1,
                     f"{self._folder.path}: the run's folder was removed or renamed while the run went on, which could save "
                     f"nothing there; put it back in its place and give the same command",
+                )
+            if (other := self._successor()) > self.fence:
+                generation.kill()
+                return LaunchOutcome(
+                    1,
+                    f"{self._folder.path}: another fourfold train took this run over (start {other}, this is {self.fence}) and "
+                    f"alone may save, so this one ended; let one at a time use a folder",
                 )
             if self._watch is not None and not generation.failures:
                 self._look(self._watch, generation)
@@ -130,6 +140,14 @@ class Judge:
             pass
         self._missed = 0.0
         return 0.0
+
+    def _successor(self) -> int:
+        """The number of those who started ranks of this run last, looked up once a second: the lock may be deleted, or the file
+        system without locks."""
+        if time.monotonic() - self._asked > _FENCE_SECONDS:
+            self._asked = time.monotonic()
+            return newest_fence(self._folder.path)
+        return 0
 
     def _pass_signals_on(self, generation: Generation) -> None:
         for number in self.received[self._handled :]:

@@ -169,7 +169,8 @@ class _Launch:
     def _start(self, slots: list[Slot], processes: ExitStack) -> Generation:
         """Starts a rank on every slot."""
         self.judge.blame(self.places.settle(len(slots), self.judge.newest()))
-        world_size, fence = len(slots), raise_fence(self.folder.path)
+        world_size = len(slots)
+        fence = self.judge.fence = raise_fence(self.folder.path)
         slots = placed(slots, world_size)
         mine: dict[int, dict[int, int]] = {}
         for rank, slot in enumerate(slots):
