@@ -1,5 +1,8 @@
 """The same run with this runtime on any number of ranks, and its shards put together to be compared."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
-from fourfold.runtime.collectives import make_groups
+from fourfold.runtime.collectives import Handle, make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.links import Links
@@ -35,6 +38,22 @@ def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Ran
     layout = resolve_layout(config, model, ranks)
     spec = resolve_step(config, model, layout).at_step(0, config.faults)
     return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
+
+
+@contextmanager
+def pausing_after_collectives() -> Iterator[None]:
+    """A moment after every collective, in which gloo's threads let go of its tensors: until then these count as in use."""
+    join = Handle._join_phase
+
+    def join_and_pause(handle: Handle) -> None:
+        join(handle)
+        time.sleep(0.003)
+
+    Handle._join_phase = join_and_pause
+    try:
+        yield
+    finally:
+        Handle._join_phase = join
 
 
 def run_rank(
@@ -88,7 +107,8 @@ def run_rank(
         )
         data = RankData(batch, spec, rank)
         if track_memory:
-            peak = measure_step(executor, program, data, config.optimizer.lr, units)
+            with pausing_after_collectives():
+                peak = measure_step(executor, program, data, config.optimizer.lr, units)
             continue
         result = executor.run(program, data, config.optimizer.lr, observe)
         losses.append(result.loss + (result.mtp_loss or 0.0))

@@ -117,7 +117,7 @@ class TorchRank:
         size = (1 + 2 * model.mtp_layers, shape.sequences, shape.tokens // shape.sequences)
         tokens = torch.randint(model.vocab_size, size)
         ahead = tokens[1:].chunk(2) if model.mtp_layers else (None, None)
-        rows = size[1:] if shape.document_mask or self.env.parallel.context else size[2:]
+        rows = size[1:] if shape.document_mask else size[2:]
         tables = (torch.rand(*rows, 1, rotated_width(model) // 2).to(torch_dtype(shape.compute)) for _ in range(2))
         documents = [[shape.sequence_length]] * shape.sequences if shape.document_mask else None
         positions = torch.zeros(size[1:], dtype=torch.int64) if model.positions == "learned" else None

@@ -145,8 +145,7 @@ class GhostRank:
     def _microbatch(self) -> Microbatch:
         shape, model, outside = self.shape, self.model, self.ops.outside
         tokens = (shape.sequences, shape.tokens // shape.sequences)
-        rows = tokens if shape.document_mask or shape.cp_ring * shape.cp_ulysses > 1 else tokens[1:]
-        table = (*rows, 1, rotated_width(model) // 2)
+        table = (*(tokens if shape.document_mask else tokens[1:]), 1, rotated_width(model) // 2)
         ahead = outside((model.mtp_layers, *tokens), "int64") if model.mtp_layers else None
         return Microbatch(
             tokens=outside(tokens, "int64"),

@@ -21,8 +21,10 @@ def buffer_bytes(view: RankView, name: str) -> int:
     if kind == "rope":
         return layout.sequence_length * rotated * element
     if kind == "batch":
-        positions = SCALAR_BYTES if learned else rotated * element if spec.document_mask or layout.cp > 1 else 0
-        return layout.tokens * (2 * 8 * (1 + model.mtp_layers) + positions)
+        numbers = layout.tokens * (2 * (1 + model.mtp_layers) + learned) * SCALAR_BYTES
+        row = layout.tokens // layout.microbatch_sequences * rotated * element
+        tables = layout.microbatch_sequences if spec.document_mask else 1 if layout.cp > 1 else 0
+        return numbers + tables * row
     if kind == "router":
         return (SCALAR_BYTES + spec.shape.accumulation_bytes) * model.num_experts
     owner = rest.partition("/")[0]

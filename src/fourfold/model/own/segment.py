@@ -57,13 +57,10 @@ def _full_sequence(ops: Operations, group: Group, x: Array, dim: int) -> Array:
 
 
 def _full_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Array, Array]:
-    """cos and sin of the full sequence; those of one row where all rows have the same."""
-    tables = [batch.cos, batch.sin]
-    if not tables[0].shape[-1]:
+    """cos and sin of the full sequence."""
+    if not batch.cos.shape[-1]:
         return batch.cos, batch.sin
-    if batch.document_lengths is None and len(tables[0].shape) == 4:
-        tables = [table[0] for table in tables]
-    both = _full_sequence(ops, group, ops.concatenate(tables, dim=-1), len(tables[0].shape) - 3)
+    both = _full_sequence(ops, group, ops.concatenate([batch.cos, batch.sin], dim=-1), len(batch.cos.shape) - 3)
     cos, sin = both.chunk(2, dim=-1)
     return cos, sin
 
