@@ -8,7 +8,7 @@ and 2 the gather of the updated parameters too. torch iterates in bf16, which pr
 the peer iterates in fp32 as fourfold does, by torch's own formulas: the work is equal. Losses of the first steps must agree.
 
 DeepSpeed (`pip install deepspeed`) orthogonalizes at the end of its backward, before it clips, so that its losses differ after the
-first step. Its time is that of its `muon_update`, in fp32 with the same iterations, and of its engine's step.
+first step. Its time is that of its `muon_update`, in fp32 with the same iterations and not compiled, and of its engine's step.
 """
 
 import argparse
@@ -111,6 +111,7 @@ class DeepSpeedMuon:
             self.updating += time.perf_counter() - begun
             return update
 
+        torch.compiler.set_stance("force_eager")  # DeepSpeed compiles its iterations, torch does not
         original_muon.ns_compute_dtype = lambda ns_method="standard": torch.float32
         original_muon.muon_update = timed
 
