@@ -59,10 +59,30 @@ def test_offload_may_be_ruled_out_but_not_asked_for(fourfold) -> None:
     assert not any(
         "offload" in str(each["offload"]) for each in layouts(document(fourfold, *SMALL, "layout.offload=none"))
     )
-    for stated in ("layout.offload=activations", "layout.offload_optimizer=true"):
-        result = fourfold("plan", *SMALL, stated)
+    result = fourfold("plan", *SMALL, "layout.offload=activations")
+    assert result.code == 2
+    assert "finds by itself which blocks offload" in result.err
+
+
+def test_where_optimizer_states_lie_may_be_stated(fourfold) -> None:
+    for stated in (True, False):
+        found = document(fourfold, *SMALL, f"layout.offload_optimizer={stated}")
+        assert {layout["offload_optimizer"] for layout in layouts(found)} == {stated}
+        assert (found["seconds_per_gigabyte_of_states"] is None) == stated
+    for other in ("--for=megatron", "--software=megatron"):
+        result = fourfold("plan", *SMALL, other, "layout.offload_optimizer=true")
         assert result.code == 2
-        assert "finds by itself which blocks offload" in result.err
+        assert "layout.offload_optimizer=true: software 'megatron' copies nothing to the host's memory" in result.err
+
+
+def test_a_model_that_fits_with_its_states_on_the_host_alone_is_planned_so(fourfold) -> None:
+    asked = ("--model", "llama3-70b", "--cluster", "dgx-h100:8", "--sequence-length", "4096", "--batch-sequences", "64")
+    found = document(fourfold, *asked)
+    assert all(layout["offload_optimizer"] for layout in layouts(found))
+    assert "optimizer states on the host" in fourfold("plan", *asked, "--keep", "1").out
+    nothing = fourfold("plan", *asked, "layout.offload_optimizer=false")
+    assert nothing.code == 1
+    assert "nothing fits" in nothing.out
 
 
 def test_a_run_file_s_layout_is_not_looked_at_but_the_command_line_s_binds(fourfold, here: Path) -> None:

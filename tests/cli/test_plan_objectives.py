@@ -87,6 +87,7 @@ def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(f
     own = tmp_path / "dgx-h100.toml"  # as a preset is called
     own.write_text(SIX)
     asked = ("--model", "llama3-8b", "--cluster", str(own), "--sequence-length", "4096", "--batch-sequences", "432")
+    asked = (*asked, "layout.offload_optimizer=false")
     goal = ("--objective", "devices", "--tokens", "10B", "--deadline-days", "2.7")
     found = document(fourfold, *asked, *goal)
     sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
@@ -102,7 +103,8 @@ def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(f
 def test_the_cheapest_number_of_devices_is_sought_between_doubled_ones(fourfold, tmp_path: Path) -> None:
     (tmp_path / "six.toml").write_text(SIX)
     asked = ("--model", "llama3-8b", "--cluster", "six.toml", "--sequence-length", "16384", "--batch-sequences", "96")
-    found = document(fourfold, *asked, "layout.offload=none", "--objective", "cost", "--tokens", "10B", "--price", "2")
+    on_device = ("layout.offload=none", "layout.offload_optimizer=false")
+    found = document(fourfold, *asked, *on_device, "--objective", "cost", "--tokens", "10B", "--price", "2")
     rows = [line.split() for line in found["objective"]["said"][1:]]
     costs = {int(row[0]): float(row[4].replace(",", "")) for row in rows}
     assert list(costs) == sorted(costs)

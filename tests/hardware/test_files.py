@@ -128,6 +128,7 @@ def _dotted(path: list[Any]) -> str:
         (["dollars_per_device_hour"], -2.0),
         (["mean_hours_between_failures_per_device"], 0),
         (["watts_per_device"], "700 W"),
+        (["host_memory_bytes_per_device"], -1),
     ],
 )
 def test_a_wrong_value_is_named_with_one_that_works(path: list[Any], value: Any) -> None:

@@ -11,12 +11,14 @@ from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
 from fourfold.export import EXPORTS, TrainerJob
 from fourfold.layout import FlatLayout
 from fourfold.model.work import Elementwise
+from fourfold.plan.bound import Bounder
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
 from fourfold.program.sizes import buffer_bytes
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.prediction import predict_step
-from tests.plan.test_bounds import drawn, request
+from tests.plan.test_bounds import EXPERTS, MLA, drawn, request
 from tests.plan.test_pricer import LAYOUT
 from tests.support.programs import by_rank
 
@@ -39,6 +41,31 @@ def test_no_bound_is_above_the_simulation(name: str) -> None:
         assert memory_bytes <= max(step.device_bytes) * 1.001, candidate.words()
         looked_at += 1
     assert looked_at > 15
+
+
+MUON = [({}, {}), ({}, {"placement": "shard"}), (EXPERTS, {}), (MLA, {"per_head": True}), ({"vocab_size": 2**17}, {})]
+
+
+@pytest.mark.parametrize(("more", "keys"), MUON, ids=["dense", "no homes", "experts", "by head", "many words"])
+def test_a_bound_counts_newton_schulz_and_is_below_the_simulation(more: dict[str, Any], keys: dict[str, Any]) -> None:
+    """There are few tokens, so that the update is most of a step; layouts have every ZeRO stage, tp and etp."""
+    asked, seen, longer = request(16, 16, optimizer=section("muon", **keys), **more), set(), []
+    plain = replace(asked, optimizer=section("adamw"))
+    for candidate, seconds, _ in drawn(asked, 60, seed=11):
+        seen |= {("zero", candidate.zero), ("tp", candidate.tp > 1), ("etp", candidate.etp > 1)}
+        try:
+            assert seconds <= Pricer(asked).predict(candidate).seconds * 1.001, candidate.words()
+        except UserError:
+            continue
+        elementwise = Bounder(plain).bounds(candidate.shape).where(_around(candidate))
+        longer.append(seconds / elementwise.seconds.min())
+    assert min(longer) > 1
+    assert max(longer) > 1.1
+    assert seen >= {*(("zero", stage) for stage in range(4)), ("tp", True), ("etp", bool(more.get("num_experts")))}
+
+
+def _around(candidate: Candidate) -> dict[str, Any]:
+    return {key: value for key, value in vars(candidate).items() if key not in vars(candidate.shape)}
 
 
 def _update_of(view: RankView, unit: str) -> Instruction:

@@ -12,11 +12,12 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
+from fourfold.plan.found import pareto
 from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
-from fourfold.plan.search import pareto, search
+from fourfold.plan.search import search
 from fourfold.plan.space import block_shapes
 from tests.plan.test_bounds import EXPERTS, request
 

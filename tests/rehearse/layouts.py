@@ -42,6 +42,25 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
     "one rank, documents, full recompute": (1, sections({"recompute": "full"}, data=DOCUMENTS)),
     "one rank, selective": (1, sections({"recompute": "selective"}, {"tie_embeddings": True})),
     "one rank, sgd": (1, sections({}, optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})),
+    "one rank, muon": (1, sections({}, optimizer={"name": "muon"})),
+    "replicas, muon with homes": (
+        4,
+        sections({"dp_replicate": 4, "dp_shard": 1, "zero": 0}, optimizer={"name": "muon", "placement": "home"}),
+    ),
+    "zero 3, muon with homes": (
+        4,
+        sections({"dp_shard": 4, "zero": 3}, optimizer={"name": "muon", "placement": "home"}),
+    ),
+    "tp, zero 1, muon by shards": (
+        4,
+        sections({"tp": 2, "dp_shard": 2, "zero": 1}, optimizer={"name": "muon", "placement": "shard"}),
+    ),
+    "experts, muon": (
+        4,
+        sections(
+            {"ep": 2, "etp": 2, "tp": 2, "dp_shard": 2, "zero": 2}, {**MIXTRAL, **LARGER}, optimizer={"name": "muon"}
+        ),
+    ),
     "replicas": (4, sections({"dp_replicate": 4, "dp_shard": 1, "zero": 0})),
     "zero 1": (4, sections({"dp_shard": 4, "zero": 1})),
     "zero 2": (4, sections({"dp_shard": 4, "zero": 2})),

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from fourfold.config.optimizers import AdamWSection, MuonSection
+from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import candidate_spec
 from fourfold.report.format_matrices import matrix_lines
+from fourfold.report.format_plan import plan_lines
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.summary import StepSummary
 from tests.plan.test_bounds import request
@@ -39,6 +41,15 @@ def test_the_placement_and_its_reason_are_told(placement: Any, words: str) -> No
 def test_auto_says_what_decided() -> None:
     (line,) = _lines(MuonSection(name="muon"), zero=0)[1:]
     assert "saves more than sending results costs" in line or "save less than sending results costs" in line
+
+
+def test_a_plan_says_so_of_its_best_layout() -> None:
+    asked = request(8, 16, optimizer=MuonSection(name="muon"))
+    plan = make_plan(asked, budget=5.0, keep=1)
+    assert plan.closer is not None
+    text, lines = "\n".join(plan_lines(plan)), matrix_lines(plan.closer)
+    assert len(lines) > 1
+    assert "\n".join(lines) in text
 
 
 def test_adamw_has_no_such_lines() -> None:

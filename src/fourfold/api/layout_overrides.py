@@ -9,16 +9,15 @@ from fourfold.plan.request import Request
 from fourfold.plan.trainers import Trainer
 
 PREFIX = "layout."
-FLAGS = ("sequence_parallel", "overlap_experts")
-KEPT = {"offload": "none", "offload_optimizer": "false"}
-"""Keys of what lies in the host's memory, and the one value of each that a search takes."""
-ALONE = ("prefetch", *FLAGS, *KEPT)
+FLAGS = ("sequence_parallel", "overlap_experts", "offload_optimizer")
+ALONE = ("prefetch", *FLAGS, "offload")
 """Keys that take one value, the same for all layouts."""
 
 
 @dataclass
 class LayoutOverrides:
-    """`values`: of the keys that the search varies. `flags`: those of `FLAGS` that are stated."""
+    """`values`: of the keys that the search varies. `flags`: those of `FLAGS` that are stated, and `offload` where that is
+    ruled out."""
 
     values: dict[str, tuple[Value, ...]] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
@@ -33,10 +32,18 @@ class LayoutOverrides:
                 f"allowed: false; what works: leave it out, or another --for"
             )
         constraints = trainer.constraints.stating(self.values)
-        offload = self.flags.get("offload", True)
-        overlap = self.flags.get("overlap_experts")
+        if self.flags.get("offload_optimizer") and not request.can_offload:
+            why = f"software {request.software.name!r} copies nothing to the host's memory"
+            if not request.cluster.device.has_host_link:
+                why = f"{request.cluster.device.name} is a processor, whose memory is its host's"
+            raise UserError(f"layout.offload_optimizer=true: {why}; allowed: false; what works: leave it out")
         return replace(
-            request, constraints=constraints, sequence_parallel=split, overlap_experts=overlap, offload=offload
+            request,
+            constraints=constraints,
+            sequence_parallel=split,
+            overlap_experts=self.flags.get("overlap_experts"),
+            offload=self.flags.get("offload", True),
+            offload_optimizer=self.flags.get("offload_optimizer"),
         )
 
 
@@ -54,11 +61,11 @@ def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str
             raise UserError(_unknown(override, name))
         if not values or "" in values:
             raise UserError(f"override {override!r}: states no value; what works: {PREFIX}{name}=2, or several: 2,4")
-        if name in KEPT:
-            if [value.lower() for value in values] != [KEPT[name]]:
+        if name == "offload":
+            if values != ["none"]:
                 raise UserError(
-                    f"override {override!r}: a search finds by itself which blocks offload, optimizer states stay on the device; "
-                    f"allowed: {KEPT[name]}; what works: leave it out, or fourfold simulate with a run file that states it"
+                    f"override {override!r}: a search finds by itself which blocks offload; allowed: none; what works: leave it "
+                    "out, or fourfold simulate with a run file that states it"
                 )
             layout.flags[name] = False
         elif name in FLAGS:

@@ -69,7 +69,7 @@ def plan(
         A run file or preset:NAME: its model, batch and number format; of its [layout], prefetch alone is looked at.
     overrides
         Keys of the run file, as section.key=value. Those of [layout] hold the search to a value or several: layout.tp=8,
-        layout.pp=2,4.
+        layout.pp=2,4; layout.overlap_experts, layout.offload_optimizer (true or false) and layout.offload=none to one.
     model
         A preset, or a folder or file of a Hugging Face config.json, of any decoder whose layers are attention and feed-forward.
     cluster

@@ -280,6 +280,7 @@ class PlanDocument(TypedDict):
     enough_devices: int | None
     obstacles: list[str]
     seconds_per_spared_gigabyte: dict[str, float]
+    seconds_per_gigabyte_of_states: float | None
     least_memory_bytes: float | None
     counts: dict[str, int]
     search_seconds: float

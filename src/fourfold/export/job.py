@@ -131,6 +131,8 @@ def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
         missing.append(
             f"{blocks}: one policy a block is not stated there, every block keeps its activations: plan with --for"
         )
+    if job.layout.offload_optimizer:
+        missing.append("optimizer states on the host: they stay on the device there: plan with --for")
     return missing
 
 

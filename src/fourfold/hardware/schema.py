@@ -101,6 +101,7 @@ class ClusterTable(Section):
     dollars_per_device_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
     mean_hours_between_failures_per_device: Positive | None = None
     watts_per_device: Positive | None = None
+    host_memory_bytes_per_device: Bytes | None = None
 
 
 CLUSTER_EXTRA = ("device", "calibration")
@@ -133,6 +134,7 @@ _EXAMPLES: dict[str, str] = {
     "dollars_per_device_hour": "2.5",
     "mean_hours_between_failures_per_device": "50_000",
     "watts_per_device": "1275",
+    "host_memory_bytes_per_device": "256_000_000_000",
 }
 
 Table = TypeVar("Table", DeviceTable, ClusterTable)

@@ -69,10 +69,15 @@ class Device:
     context_bytes: int | None = None
 
     @property
+    def has_host_link(self) -> bool:
+        """Whether its memory is another than its host's. A processor has one memory."""
+        return self.units is not None
+
+    @property
     def host_link_bytes_per_second(self) -> float:
         """Bytes a second of copies between this device and its host's memory, in one direction. A processor reads and writes its
         one memory."""
-        if self.units is None:
+        if not self.has_host_link:
             return self.memory_bytes_per_second / 2
         return self.host_bytes_per_second or HOST_LINK_SHARE * PCIE_4
 
@@ -158,7 +163,8 @@ class Cluster:
 
     `dollars_per_device_hour`: a price, as `source` says whose. `mean_hours_between_failures_per_device`: device hours per
     interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
-    system (hosts, fans, switches inside), at its maker's maximum. None: no source states it.
+    system (hosts, fans, switches inside), at its maker's maximum. `host_memory_bytes_per_device`: its share of its host's memory.
+    None: no source states it.
 
     `full_levels`: the levels of all of the file's devices, from which another number of them is cut. `calibration`: measured
     tables, as `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
@@ -172,6 +178,7 @@ class Cluster:
     dollars_per_device_hour: float | None = None
     mean_hours_between_failures_per_device: float | None = None
     watts_per_device: float | None = None
+    host_memory_bytes_per_device: int | None = None
     calibration: Mapping[str, Any] = field(default_factory=dict, hash=False)
     full_levels: tuple[Level, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from fourfold.model.spec import Domain, ParameterSpec
@@ -22,7 +23,7 @@ class LocalParameter:
     def name(self) -> str:
         return self.spec.name
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         sizes = list(self.spec.shape)
         for dim, _, degree in self.splits:

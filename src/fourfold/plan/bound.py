@@ -6,20 +6,18 @@ optimizer states divided evenly, and the activations of the microbatches that th
 adds is ever negative, so that a layout whose bound is worse than a simulated layout need not be simulated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
-from fourfold.model.spec import UnitSpec, build_segments
 from fourfold.plan.arrangements import Arrangements, Column, Indices, arrangements
 from fourfold.plan.blocks import BlockPrice, BlockPricer
 from fourfold.plan.candidate import BlockShape, Candidate
+from fourfold.plan.optimizer_costs import OptimizerCosts
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
 from fourfold.program.schedule import usual_schedule
@@ -45,9 +43,11 @@ class Parts(NamedTuple):
 class Bounds:
     """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
     that it may hide, with the computation that this slows; `after_seconds`: what comes after it. They hold in any order of the
-    axes, `outermost` or another (`placement`)."""
+    axes, `outermost` or another (`placement`). `states_away`: whether optimizer states lie in the host's memory; `states_bytes`:
+    what they take on the device, or would."""
 
     outermost: Outermost
+    states_away: bool
     shape: BlockShape
     pipelines: tuple[Pipeline, ...]
     pipeline: Indices
@@ -56,6 +56,7 @@ class Bounds:
     zero: Indices
     seconds: Column
     memory_bytes: Column
+    states_bytes: Column
     compute_seconds: Column
     beside_seconds: Column
     after_seconds: Column
@@ -94,10 +95,12 @@ class Bounds:
             dp_shard=int(self.dp_shard[index]),
             zero=int(self.zero[index]),
             outermost=self.outermost,
+            offload_optimizer=self.states_away,
         )
 
 
-_COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in ("outermost", "shape", "pipelines"))
+_SHARED = ("outermost", "states_away", "shape", "pipelines")
+_COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in _SHARED)
 
 
 class Bounder:
@@ -106,23 +109,9 @@ class Bounder:
     def __init__(self, request: Request, outermost: Outermost = "pp", blocks: BlockPricer | None = None) -> None:
         self.request, self.outermost = request, outermost
         self._pricer = blocks or BlockPricer(request)
+        self._costs = OptimizerCosts(request)
         self._slopes: dict[tuple[str, int, int], float] = {}
         self._known: dict[tuple[int, ...], Arrangements | None] = {}
-
-    @cached_property
-    def parameters(self) -> tuple[float, float]:
-        """(dense, routed experts') parameters of all blocks and of embedding and head."""
-        return self._by_domain(lambda unit: unit.numel)
-
-    @cached_property
-    def matrices(self) -> tuple[float, float]:
-        """(dense, routed experts') of them that are elements of hidden matrices."""
-        return self._by_domain(lambda unit: sum(p.numel for p in unit.matrices))
-
-    def _by_domain(self, numel: Callable[[UnitSpec], int]) -> tuple[float, float]:
-        units = [unit for segment in build_segments(self.request.model) for unit in segment.own]
-        dense = sum(numel(unit) for unit in units if unit.domain == "dense")
-        return float(dense), float(sum(numel(unit) for unit in units if unit.domain == "expert"))
 
     def bounds(self, shape: BlockShape, floor: BlockPrice | None = None) -> Bounds | None:
         """None where no layout has this shape. `floor`: a lower bound of the shape's price, for lower bounds of the bounds, which
@@ -136,9 +125,13 @@ class Bounder:
         compute = self._compute_seconds(price, table, even + idle)
         traffic, after = self._data_seconds(shape, table)
         beside = np.maximum(traffic, even + idle + self._slowed(table) * np.maximum(0.0, traffic - idle))
-        after += self._update_seconds(shape, table)
+        after += self._costs.update_seconds(shape, table)
+        memory, states = self._memory(shape, price, table)
+        if away := bool(self.request.offload_optimizer):
+            beside = np.maximum(beside, even + self._costs.copy_seconds(states) - after)
         return Bounds(
             self.outermost,
+            away,
             shape,
             table.pipelines,
             table.pipeline,
@@ -146,7 +139,8 @@ class Bounder:
             (table.dp / table.dp_shard).astype(int),
             table.zero.astype(int),
             np.maximum(compute, beside) + after,
-            self._memory(shape, price, table),
+            memory,
+            states,
             compute,
             beside,
             after,
@@ -186,18 +180,6 @@ class Bounder:
         overlaps = software.overlap_data | (software.overlap_all_reduce & (table.zero == 0) & (table.pp == 1))
         return np.where(overlaps, software.contention / (1 + software.contention), 1.0)
 
-    def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
-        """The optimizer's pass over its shard, and what the software adds to every step."""
-        request, precision, sharded = self.request, self.request.precision, table.zero > 0
-        over, spec = np.where(sharded, table.dp_shard * shape.cp, 1.0), request.optimizer.spec
-        numbers, matrices = (
-            self._shard_numel(shape, table.pp, over, sharded, n) for n in (self.parameters, self.matrices)
-        )
-        formats = (precision.compute, precision.master_format, precision.gradients_format)
-        moved = (numbers - matrices) * spec.update_bytes(*formats) + matrices * spec.update_bytes(*formats, matrix=True)
-        rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
-        return moved / rate + request.software.step_seconds
-
     def _head_rank_seconds(self, price: BlockPrice, table: Arrangements) -> Column:
         """One microbatch on the rank that holds the head: besides it at least a segment, which is the embedding on a V, for each of
         its other stages."""
@@ -209,9 +191,11 @@ class Bounder:
         it, unless the next step hides it: of dense parameters and of experts, which travel in groups of their own, whichever takes
         longer."""
         experts = shape.ep * shape.etp
-        columns: list[tuple[Column, float, int]] = [(self.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)]
-        if self.parameters[1]:
-            columns.append((self.parameters[1] / (table.pp * experts), shape.cp * shape.tp / experts, experts))
+        columns: list[tuple[Column, float, int]] = [
+            (self._costs.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)
+        ]
+        if self._costs.parameters[1]:
+            columns.append((self._costs.parameters[1] / (table.pp * experts), shape.cp * shape.tp / experts, experts))
         both = [self._domain_seconds(numbers, over, stride, table) for numbers, over, stride in columns]
         return np.maximum.reduce([beside for beside, _ in both]), np.maximum.reduce([after for _, after in both])
 
@@ -245,35 +229,19 @@ class Bounder:
             self._slopes[key] = (large - small) / 1e9
         return self._slopes[key]
 
-    def _shard_numel(
-        self,
-        shape: BlockShape,
-        pp: Column,
-        dense: Column,
-        sharded: NDArray[np.bool_],
-        parameters: tuple[float, float] | None = None,
-    ) -> Column:
-        """Parameters whose optimizer state a rank holds, of all or of `parameters`. `dense`: ranks over which dense ones are
-        sharded."""
-        experts = shape.ep * shape.etp
-        over = np.where(sharded, np.maximum(1.0, dense * shape.tp / experts), 1.0)
-        full_dense, full_experts = parameters or self.parameters
-        return full_dense / (pp * shape.tp * dense) + full_experts / (pp * experts * over)
-
-    def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> Column:
-        request, pp, zero = self.request, table.pp, table.zero
+    def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> tuple[Column, Column]:
+        """Bytes that a device holds, and those of its optimizer states, which are among them unless they lie in the host's memory
+        and fit there."""
+        request, pp, zero, numel = self.request, table.pp, table.zero, self._costs.shard_numel
         everywhere = np.ones(len(pp), dtype=bool)
-        unsharded = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
-        shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
-        states = np.where(zero == 3, shard, unsharded) * request.element_bytes
-        states += np.where(zero >= 1, shard, unsharded) * _optimizer_bytes(request)
-        if spared := _optimizer_bytes(request) - _optimizer_bytes(request, matrix=True):
-            full = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere, self.matrices)
-            part = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere, self.matrices)
-            states -= np.where(zero >= 1, part, full) * spared
+        unsharded = numel(shape, pp, np.ones_like(pp), ~everywhere)
+        shard = numel(shape, pp, table.dp_shard * shape.cp, everywhere)
+        values = np.where(zero == 3, shard, unsharded) * request.element_bytes
+        states = self._costs.state_bytes(shape, table)
+        leave = states <= request.host_bytes if request.offload_optimizer else ~everywhere
         gradients = np.where(zero >= 2, shard, unsharded) * request.gradient_bytes
         software = request.software
-        block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
+        block = numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
         units = 1 + min(1, request.prefetch)
         gathered = np.where(zero == 3, units * request.element_bytes, 0) + np.where(
             zero >= 2, request.gradient_bytes, 0
@@ -285,15 +253,5 @@ class Bounder:
         steady = table.microbatches > table.in_flight + 1
         peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
         transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
-        held = share * (states + peak) + transient
-        return held * (1 + software.fragmentation) + software.context_bytes
-
-
-def _optimizer_bytes(request: Request, matrix: bool = False) -> float:
-    """Bytes a parameter, or an element of a hidden matrix, of master weights, where they are a copy, and of optimizer states."""
-    software, spec = request.software, request.optimizer.spec
-    master: float = request.master_bytes if software.master_bytes is None else software.master_bytes
-    state: float = spec.state_bytes(request.precision.master_format, matrix)
-    if software.optimizer_bytes is not None:
-        state = sum(each.of_matrices or not matrix for each in spec.state) * software.optimizer_bytes
-    return (master if request.mixed else 0) + state
+        held = share * (values + np.where(leave, 0.0, states) + peak) + transient
+        return held * (1 + software.fragmentation) + software.context_bytes, states

@@ -19,7 +19,7 @@ from fourfold.plan.budget import CLOSER, FLOOR, ROW, SHAPE, SearchBudget
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.low_memory import LowMemory
 from fourfold.plan.pool import Counts, Pool
-from fourfold.plan.pricing import Pricer
+from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
 
@@ -51,13 +51,18 @@ class Bounded(NamedTuple):
         self.roomy.add(bounds)
 
 
-def bound_all(pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None) -> Bounded:
-    """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
+def bound_all(
+    pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None, rival: Priced | None = None
+) -> Bounded:
+    """Bounds of all layouts, those of plain shapes first in case the budget runs out. `rival`: a layout that was simulated; those
+    whose bounds are worse are not kept, nor are those that hold little."""
     request, outlook = pricer.request, pricer.outlook
     orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
     bounder = Bounder(request, orders[0], pricer.blocks)
     roomy = LowMemory(min(outlook.roomy_bytes, request.memory_bytes))
     found = Bounded(Pool(request, counts), LowMemory.of(request), roomy)
+    if rival is not None:
+        found = Bounded(Pool(request, counts, rival.score), LowMemory(0.0), LowMemory(0.0))
     shapes = sorted(block_shapes(request), key=_plain_first)
     least: dict[BlockShape, float] = {}
     done = 0

@@ -42,6 +42,7 @@ class Candidate(BlockShape):
     zero: int
     outermost: Outermost = "pp"
     overlap_experts: bool = False
+    offload_optimizer: bool = False
     activations: tuple[str, ...] = ()
     """Each block's way with its activations: none, selective, full, offload, selective+offload. Empty: all as `recompute` says."""
 
@@ -71,5 +72,6 @@ class Candidate(BlockShape):
         found = [f"{self.activations.count(way)} {name}" for way, name in ways.items() if way in self.activations]
         activations = f"blocks: {', '.join(found)}" if found else f"recompute {self.recompute}"
         policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", activations]
+        policies += ["optimizer states on the host"] if self.offload_optimizer else []
         policies += [f"{self.outermost} outermost"] if self.outermost != "pp" else []
         return ", ".join([degrees, *experts, *policies])

@@ -16,7 +16,8 @@ from fourfold.program.schedule import BUILT_IN
 
 Value = int | str | bool
 T = TypeVar("T", bound=Value)
-KEYS = {field.name: field.type for field in fields(Candidate) if field.name not in ("overlap_experts", "activations")}
+_FOUND = ("overlap_experts", "offload_optimizer", "activations")
+KEYS = {field.name: field.type for field in fields(Candidate) if field.name not in _FOUND}
 """Keys of a layout that the search enumerates, with their types."""
 POLICIES = ("none", "selective", "full")
 MOST = 1_000_000

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from fourfold.config import UserError
 from fourfold.hardware import Cluster, resized
@@ -39,7 +40,9 @@ def between(cluster: Cluster, low: int, high: int) -> list[Cluster]:
 
 
 def fits_at_all(request: Request) -> bool:
-    """Whether any layout's bound of memory fits."""
+    """Whether any layout's bound of memory fits, with its optimizer states wherever they may be."""
+    if request.states_may_leave:
+        request = replace(request, offload_optimizer=True)
     bounder = Bounder(request)
     shapes = sorted(block_shapes(request), key=lambda s: (s.microbatch_sequences, s.recompute != "full", -s.tp))
     for shape in shapes:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.hardware import Cluster
-from fourfold.plan.bound import Bounder
 from fourfold.plan.fewest import between, fits_at_all, sizes
+from fourfold.plan.optimizer_costs import OptimizerCosts
 from fourfold.plan.pricing import Priced, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.plan.search import Progress, search
@@ -166,7 +166,7 @@ def largest(request: Request, budget: float, progress: Progress | None) -> Aim:
         found = search(each, budget / 8, SIMULATIONS, keep=1, progress=progress)
         if found.best:
             model = each.model
-            billions = sum(Bounder(each).parameters) / 1e9
+            billions = sum(OptimizerCosts(each).parameters) / 1e9
             shape = f"{model.num_layers} blocks, hidden {model.hidden_size}, {model.num_heads} heads"
             line = f"  {billions:.4g} billion parameters ({shape}): {found.best[0].candidate.words()}"
             return Aim(each, "the largest model of these proportions that fits:", [line])

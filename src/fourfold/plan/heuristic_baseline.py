@@ -131,4 +131,5 @@ def _candidate(
         etp=1,
         microbatch_sequences=sequences,
         recompute=policy,
+        offload_optimizer=bool(request.offload_optimizer),
     )

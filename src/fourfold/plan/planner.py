@@ -10,11 +10,12 @@ from fourfold.plan.conflicts import contradiction, has_layouts, obstacles
 from fourfold.plan.constraints import NO_CONSTRAINTS
 from fourfold.plan.explain import explain
 from fourfold.plan.fewest import enough_devices
+from fourfold.plan.found import Found, best_first
 from fourfold.plan.heuristic_baseline import heuristic_baseline
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
-from fourfold.plan.search import BUDGET, Found, Progress, best_first, search
+from fourfold.plan.search import BUDGET, Progress, search
 from fourfold.simulate.summary import StepSummary
 
 BASELINE_SHARE, EXPLAINED_SHARE = 0.15, 0.25

@@ -51,6 +51,8 @@ class Pool:
     smallest: tuple[Candidate, float] | None = None
     least: list[tuple[float, Candidate]] = field(default_factory=list)
     """The layout of each shape with the least bound of memory, where that fits, with the bound."""
+    away_seconds: float = math.inf
+    """About the least time of a layout that fits if its optimizer states lie in the host's memory and not otherwise, by bounds."""
     _added: int = 0
 
     def add(self, bounds: Bounds, scores: NDArray[np.float64]) -> None:
@@ -58,6 +60,7 @@ class Pool:
         counts = self.counts
         counts.layouts += len(bounds)
         fits = bounds.memory_bytes <= self.request.memory_bytes
+        self._note_states(bounds)
         counts.too_large += int((~fits).sum())
         least = int(bounds.memory_bytes.argmin())
         held, candidate = float(bounds.memory_bytes[least]), bounds.candidate(least)
@@ -88,11 +91,23 @@ class Pool:
         """Counts the layouts of a table that is not needed."""
         fits = bounds.memory_bytes <= self.request.memory_bytes
         self.counts.layouts += len(bounds)
+        self._note_states(bounds)
         self.counts.too_large += int((~fits).sum())
         self.counts.worse_bound += int(fits.sum())
         if fits.any():
             least = int(bounds.memory_bytes.argmin())
             self.least.append((float(bounds.memory_bytes[least]), bounds.candidate(least)))
+
+    def _note_states(self, bounds: Bounds) -> None:
+        """Notes the time of the layouts of a table that their optimizer states alone keep from fitting."""
+        request, states, held = self.request, bounds.states_bytes, bounds.memory_bytes
+        if not request.states_may_leave:
+            return
+        fits_away = held - (1 + request.software.fragmentation) * states <= request.memory_bytes
+        rows = (held > request.memory_bytes) & fits_away & (states <= request.host_bytes)
+        if rows.any():
+            seconds = bounds.seconds[rows] + states[rows] * (request.template.host_copy(1e9) / 1e9)
+            self.away_seconds = min(self.away_seconds, float(seconds.min()))
 
     def _trim(self) -> None:
         scores, memory, origin = self.columns()

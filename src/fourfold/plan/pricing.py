@@ -13,6 +13,7 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.outlook import TIGHT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
+from fourfold.program.liveness import host_peak_bytes
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.prediction import StepPrediction, predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.stage_times import estimate_makespan
@@ -63,7 +64,7 @@ def family(candidate: Candidate) -> Candidate:
 
 def _computation(candidate: Candidate) -> Candidate:
     """The layout that computes the same and says nothing of how data parallelism is divided."""
-    return replace(family(candidate), zero=0, outermost="pp")
+    return replace(family(candidate), zero=0, outermost="pp", offload_optimizer=False)
 
 
 class Pricer:
@@ -88,18 +89,31 @@ class Pricer:
         return other
 
     def predict(self, candidate: Candidate) -> StepPrediction:
-        """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
+        """The step that the runtime would execute. Raises `UserError` where the layout cannot be, or the host's memory is too small
+        for what it offloads."""
         if self._best and candidate == self._best[0][1]:
             return self._best[0][2]
         spec = candidate_spec(self.request, candidate)
         compiled = self._compiled(candidate, spec)
         step = predict_step(spec, self.request.prices(spec.layout), compiled)
         self.budget.spend(SIMULATION + INSTRUCTION * compiled.num_instructions)
+        self._check_host(candidate, step)
         held = max(step.device_bytes)
         score = step.seconds * self.outlook.weight(candidate, held)
         if held <= self.request.memory_bytes and (not self._best or score < self._best[0][0]):
             self._best[:] = [(score, candidate, step)]
         return step
+
+    def _check_host(self, candidate: Candidate, step: StepPrediction) -> None:
+        most = self.request.host_bytes
+        if most == float("inf") or not (candidate.activations or candidate.offload_optimizer):
+            return
+        needed = max(map(host_peak_bytes, step.simulation.programs))
+        if needed > most:
+            raise UserError(
+                f"{candidate.words()}: needs {needed / 1e9:.4g} GB of the host's memory for each device; allowed: {most / 1e9:.4g} "
+                "GB, the cluster's host_memory_bytes_per_device; what works: layout.offload_optimizer=false"
+            )
 
     def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
         """Simulates a layout; a message where it cannot be."""
@@ -163,7 +177,7 @@ class Pricer:
 
     def timeline(self, candidate: Candidate, bound: float) -> float:
         """Seconds of its schedule alone, never less than the bound. Raises `UserError` where the layout cannot be."""
-        key = replace(family(candidate), zero=0)
+        key = replace(family(candidate), zero=0, offload_optimizer=False)
         if key not in self._timelines:
             spec = candidate_spec(self.request, candidate)
             self._timelines[key] = estimate_makespan(spec, self.request.prices(spec.layout))

@@ -16,7 +16,14 @@ from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.constraints import NO_CONSTRAINTS, Constraints, Value, parse_value
 from fourfold.program.spec import Transport, resolve_step
-from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, executed_precision, prices_for, transport_on
+from fourfold.simulate.run_prices import (
+    NO_OVERRIDES,
+    OWN_SOFTWARE,
+    SoftwareOverrides,
+    executed_precision,
+    prices_for,
+    transport_on,
+)
 
 BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
@@ -33,7 +40,8 @@ class Request:
     have: by their share of its work. `software_overrides`: what replaces constants of the software profile. `constraints`: limits
     on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too. `overlap_experts`:
     whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
-    `offload`: whether blocks may offload their activations.
+    `offload`: whether blocks may offload their activations. `offload_optimizer`: whether layouts have their optimizer states in
+    the host's memory; None: where nothing fits otherwise, or where it is faster.
     """
 
     model: ModelConfig
@@ -53,6 +61,7 @@ class Request:
     sequence_parallel: bool = True
     overlap_experts: bool | None = None
     offload: bool = True
+    offload_optimizer: bool | None = None
 
     @classmethod
     def of(
@@ -107,7 +116,14 @@ class Request:
         )
         mine = {
             key: getattr(self, key)
-            for key in ("memory_bytes", "constraints", "sequence_parallel", "overlap_experts", "offload")
+            for key in (
+                "memory_bytes",
+                "constraints",
+                "sequence_parallel",
+                "overlap_experts",
+                "offload",
+                "offload_optimizer",
+            )
         }
         return replace(asked, **mine)
 
@@ -182,8 +198,26 @@ class Request:
             keys["offload"] = ["activations" if away else "none" for _, away in ways]
         return LayoutSection(**keys, prefetch=self.prefetch, sequence_parallel=split)
 
+    @property
+    def can_offload(self) -> bool:
+        """Whether anything can wait in the host's memory: only fourfold's own software copies it there, and on a processor it is
+        the same memory."""
+        return self.software.name == OWN_SOFTWARE and self.cluster.device.has_host_link
+
+    @property
+    def states_may_leave(self) -> bool:
+        """Whether it is open if optimizer states lie in the host's memory."""
+        return self.offload_optimizer is None and self.can_offload
+
+    @property
+    def host_bytes(self) -> float:
+        """Bytes of the host's memory that are there for one device."""
+        return self.cluster.host_memory_bytes_per_device or float("inf")
+
     def permits(self, layout: Candidate) -> bool:
         """Whether a layout keeps to the constraints."""
+        if self.offload_optimizer is not None and layout.offload_optimizer != self.offload_optimizer:
+            return False
         left_over = self.global_sequences // (layout.dp * layout.microbatch_sequences) % layout.pp
         split = self.sequence_parallel and layout.tp > 1
         own = {"dp": layout.dp, "left_over": left_over} | ({"sequence_parallel": split} if layout.tp > 1 else {})

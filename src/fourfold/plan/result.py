@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from fourfold.model.counts import step_flops_per_token
-from fourfold.plan.activations import seconds_per_gigabyte
+from fourfold.plan.activations import seconds_per_gigabyte, states_per_gigabyte
 from fourfold.plan.explain import Explanation
+from fourfold.plan.found import Found, pareto
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.plan.search import Found, pareto
 from fourfold.simulate.summary import StepSummary
 
 
@@ -31,6 +31,11 @@ class Plan:
         if self.closer is None:
             return {}
         return seconds_per_gigabyte(self.closer.step.simulation, self.closer.num_microbatches)
+
+    @property
+    def states_price(self) -> float | None:
+        """Seconds of its step that a gigabyte of optimizer states in the host's memory costs; None where they are there."""
+        return states_per_gigabyte(self.closer.step.simulation) if self.closer is not None else None
 
     @property
     def request(self) -> Request:

@@ -5,8 +5,9 @@ fit, its time's bound is worse than the best, its simulated memory does not fit,
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from fourfold.plan.activations import chosen_together
 from fourfold.plan.bounding import Progress, bound_all
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
+from fourfold.plan.found import Found, best_first
 from fourfold.plan.low_memory import CLEARLY
 from fourfold.plan.overlapped import with_overlap
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
@@ -24,6 +26,7 @@ from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
+from fourfold.plan.states_away import joined, worth_a_search
 from fourfold.simulate.collection import without_collection
 
 ADDED, MOST_ADDED = 0.75, 0.05
@@ -37,6 +40,8 @@ SETTLED_SHARE = 0.25
 """Share of the budget after which no more layouts are simulated, once the best is known: the others are alternatives."""
 LEAST = 24
 """Layouts of least memory that are simulated where none of the fastest fits."""
+MOST_AWAY = 6
+"""Layouts with their optimizer states in the host's memory that are simulated beside others that fit."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, HELD, SIMULATED = range(7)
@@ -56,22 +61,6 @@ class Kind(NamedTuple):
         return (self.pp > 1, max(1, self.zero)) == (other.pp > 1, max(1, other.zero))
 
 
-@dataclass(frozen=True)
-class Found:
-    """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
-    one that holds clearly less than the best, where that is not tight. `roomy`: the best that is not tight. `refusal`: why the last
-    layout that cannot run cannot."""
-
-    request: Request
-    best: tuple[Priced, ...]
-    counts: Counts
-    seconds: float
-    smallest: tuple[Candidate, float] | None = None
-    low_memory: Priced | None = None
-    roomy: Priced | None = None
-    refusal: str | None = None
-
-
 def search(
     request: Request,
     budget: SearchBudget | float = BUDGET,
@@ -82,13 +71,23 @@ def search(
     known: Sequence[Priced] = (),
     pricer: Pricer | None = None,
 ) -> Found:
-    """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. Where none of the fastest fits,
+    """The `keep` fastest layouts that fit, in order, with their optimizer states in the host's memory where the others' bounds say
+    that it may be worth it (`plan/states_away.py`). Two thirds of the budget at most go to bounds. Where none of the fastest fits,
     those of least memory are simulated until one does. `fixed`: fields that layouts must have, as in `Request.fixing`. `known`:
     layouts that were simulated before; those that fit and have the fields are found too. `pricer`: of the same step."""
     request = request.fixing(fixed or {})
     work = budget if isinstance(budget, SearchBudget) else SearchBudget(budget)
     with without_collection():
-        return _search((pricer or Pricer(request)).within(request, work), most_simulations, keep, progress, known)
+        asked = (pricer or Pricer(request)).within(request, work)
+        found = _search(asked, most_simulations, keep, progress, known)
+        if not worth_a_search(found):
+            return found
+        asked = asked.within(replace(request, offload_optimizer=True), work.part(1.0))
+        rival = found.best[0] if found.best else None
+        few = (most_simulations, keep) if rival is None else (MOST_AWAY, 1)
+        with suppress(UserError):  # none that overlaps its experts is among these
+            found = joined(found, _search(asked, *few, progress, known, rival), keep)
+        return found
 
 
 def _search(
@@ -97,17 +96,18 @@ def _search(
     keep: int,
     progress: Progress | None,
     known: Sequence[Priced],
+    rival: Priced | None = None,
 ) -> Found:
     """A layout's price is sharpened as far as it must be, always that of the layout which looks fastest: its bound; the same times
     what the timeline of the same pipeline was over its bound for another shape; its own timeline; the same times what
     simulations of its like were over theirs at least, or, before there are any, most of what those of others that resemble
     them were; the simulation of its program.
-    What is simulated and still looks fastest is the next best. Of layouts that differ in how data parallelism is divided alone, the
-    best few are simulated.
+    A layout that is simulated and still looks fastest is the next best. Of layouts that differ in how data parallelism is divided
+    alone, the best few are simulated. `rival`: only layouts that are better than it are looked for.
     """
     started = time.monotonic()
     request, budget, counts = pricer.request, pricer.budget, Counts()
-    pool, small, roomy = bound_all(pricer, counts, budget.part(BOUND_SHARE), progress)
+    pool, small, roomy = bound_all(pricer, counts, budget.part(BOUND_SHARE), progress, rival)
     scores, memory, origin = pool.columns()
     order = np.lexsort((memory, scores))
     queue: list[tuple[float, int, int, Priced | None]] = [
@@ -196,17 +196,21 @@ def _search(
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
-    if not best:
+    if not best and rival is None:
         best, tried = _least_memory(pricer, pool)
         counts.least_memory = len(tried)
         least = min([*([least] if least else []), *tried], key=_held, default=None)
     low_memory = not_tight = None
+    if rival is not None:
+        best = [each for each in best if each.score < rival.score]
     if best and not budget.is_spent:
         best += _partial(pricer, best, outgrown)
         best = with_overlap(pricer, best)
         best = placed(pricer, best)
         held = min(best, key=_score).memory_bytes
-        sought = not request.overlap_experts  # layouts with less memory are sought among passes in one piece
+        sought = (
+            rival is None and not request.overlap_experts
+        )  # layouts with less memory are sought among passes in one piece
         if sought and all(each.is_tight for each in best):
             not_tight = roomy.fastest(pricer, roomy.limit)
         if sought and not_tight is None and held > small.limit:
@@ -220,13 +224,8 @@ def _search(
     counts.worse_bound += int((bounds >= threshold).sum())
     seconds_spent = time.monotonic() - started
     smallest = None if best else least or pool.smallest
-    return Found(request, tuple(best), counts, seconds_spent, smallest, low_memory, not_tight, refusal)
-
-
-def best_first(priced: Iterable[Priced], keep: int) -> list[Priced]:
-    """The best few, each layout once."""
-    every = {each.candidate: each for each in priced}.values()
-    return sorted(every, key=lambda each: (each.score, each.memory_bytes, each.candidate.words()))[:keep]
+    away = pool.away_seconds
+    return Found(request, tuple(best), counts, seconds_spent, smallest, low_memory, not_tight, refusal, away)
 
 
 def _score(priced: Priced) -> float:
@@ -234,15 +233,19 @@ def _score(priced: Priced) -> float:
 
 
 def _partial(pricer: Pricer, best: Sequence[Priced], outgrown: Sequence[Priced]) -> list[Priced]:
-    """Recomputing some blocks alone: of the fastest layout that recomputes all, where that is among the best; and of the fastest
-    that is too large without, where it would be better than the best. One of the two also with what is cheapest for each block."""
+    """The cheapest way of each block, of the fastest layout that is too large without recomputation, where that would be better
+    than the best, else of the best, where that recomputes. Recomputing some blocks alone, of the best, and where nothing was chosen
+    for each block, of the one that is too large."""
     first = min(best, key=_score)
-    found = [partially_recomputed(pricer, first)]
     faster = [p for p in outgrown if p.candidate.recompute == "none" and p.score < WORTH * first.score]
-    if faster:
-        found.append(made_to_fit(pricer, min(faster, key=_score)))
+    target, together = min(faster or [first], key=_score), None
     if faster or first.candidate.recompute != "none":
-        found.append(chosen_together(pricer, min(faster or [first], key=_score).candidate))
+        together = chosen_together(pricer, target.candidate)
+    found = [together]
+    if together is None or faster:
+        found.append(partially_recomputed(pricer, first))
+    if together is None and faster:
+        found.append(made_to_fit(pricer, target))
     return [p for p in found if p is not None]
 
 
@@ -262,12 +265,3 @@ def _least_memory(pricer: Pricer, pool: Pool) -> tuple[list[Priced], list[tuple[
             if priced.memory_bytes <= pricer.request.memory_bytes:
                 return [priced], tried
     return [], tried
-
-
-def pareto(priced: Sequence[Priced]) -> list[Priced]:
-    """Those that no other beats in both time and memory, fastest first."""
-    front: list[Priced] = []
-    for each in sorted(priced, key=lambda p: (p.seconds, p.memory_bytes)):
-        if not front or each.memory_bytes < front[-1].memory_bytes:
-            front.append(each)
-    return front

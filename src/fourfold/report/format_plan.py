@@ -8,6 +8,7 @@ from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
 from fourfold.report.format_interval import interval_lines, interval_of
+from fourfold.report.format_matrices import matrix_lines
 from fourfold.report.format_outlook import less_sure, outlook_lines
 from fourfold.report.format_simulation import (
     chosen_ranks,
@@ -94,10 +95,13 @@ def _closer(plan: Plan) -> list[str]:
     lines += ["", *traffic] if traffic else []
     peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.spec.layout.pp, None))
     prices = [f"{way} {seconds_text(seconds)}" for way, seconds in plan.spare_prices.items()]
+    if prices and plan.states_price is not None:
+        prices[-1] += f"; of optimizer states, offload {seconds_text(plan.states_price)}"
     spared = (
         [f"{'spared':<11}a GB of activations on the fullest device costs a step: {', '.join(prices)}"] if prices else []
     )
-    return [*lines, "", *peaks, *spared]
+    matrices = matrix_lines(summary)
+    return [*lines, "", *peaks, *spared, *([""] if matrices else []), *matrices]
 
 
 def _explanations(plan: Plan) -> list[str]:
@@ -244,6 +248,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             for each in plan.explanations
         ],
         "seconds_per_spared_gigabyte": plan.spare_prices,
+        "seconds_per_gigabyte_of_states": plan.states_price,
         "enough_devices": plan.enough,
         "obstacles": list(plan.obstacles),
         "least_memory_bytes": plan.found.smallest[1] if plan.found.smallest is not None else None,

@@ -609,6 +609,7 @@ export interface PlanDocument {
   enough_devices: number | null;
   obstacles: string[];
   seconds_per_spared_gigabyte: Record<string, number>;
+  seconds_per_gigabyte_of_states: number | null;
   least_memory_bytes: number | null;
   counts: Record<string, number>;
   search_seconds: number;
