@@ -49,6 +49,7 @@ rm -f "$device"
 part "this device as a file" 75 "$PYTHON" -m fourfold calibrate --out "$device" \
     --device "$([ "$cuda" -eq 0 ] && echo cpu || echo cuda)" --seconds "$([ "$cuda" -eq 0 ] && echo 10 || echo 50)"
 part "kernels" 60 "$PYTHON" benchmarks/device.py kernels
+part "memory-bound pieces, torch.compile and libraries beside them" 60 "$PYTHON" benchmarks/device_pieces.py
 part "steps at a sequence of 4096, predictions beside them, plain torch" 240 "$PYTHON" benchmarks/device.py steps 230 "$device"
 if has tokenizers safetensors xxhash zstandard; then
     part "a short training" 90 "$PYTHON" -m fourfold train examples/stdlib.toml --ranks "$((cuda > 0 ? cuda : 2))" \

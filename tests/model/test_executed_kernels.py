@@ -128,15 +128,16 @@ def test_what_is_recorded_is_what_is_executed(name: str, split: str) -> None:
     assert not off, "\n".join(["", header, *off])
 
 
-def test_a_processors_blocks_of_tokens_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("policy", ["none", "selective"])
+def test_a_processors_blocks_of_tokens_are_recorded(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward of SwiGLU runs for some tokens after the other there; the last block is smaller."""
     monkeypatch.setattr(feed_forward, "BLOCK_TOKENS", 48)
     block = next(segment for segment in build_segments(BASE) if segment.kind == "block")
-    rows = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), "none", block, 0)
+    rows = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), policy, block, 0)
     assert not [str(row) for row in rows if _is_off(row)]
     in_blocks = next(row for row in rows if row.phase == "backward" and row.quantity == "launches")
     monkeypatch.undo()
-    before = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), "none", block, 0)
+    before = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), policy, block, 0)
     assert (
         in_blocks.executed == next(r for r in before if (r.phase, r.quantity) == ("backward", "launches")).executed + 8
     )
@@ -148,5 +149,5 @@ def test_blocks_of_tokens_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
     expected = gate_up.clone()
     feed_forward.swiglu_backward_(torch_operations, [grad, None], expected)
     monkeypatch.setattr(feed_forward, "BLOCK_TOKENS", 48)
-    feed_forward._swiglu_backward_by_blocks(torch_operations, [grad, None], gate_up)
+    feed_forward.swiglu_backward_by_blocks(torch_operations, [grad, None], gate_up)
     assert torch.equal(gate_up, expected)

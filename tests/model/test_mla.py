@@ -166,7 +166,7 @@ def test_pairs_that_are_neighbours_turn_as_in_transformers() -> None:
     x, (cos, sin) = random(2, 5, 3, 8), tables(replace(DEEPSEEK, rope_head_dim=8), 5)
     full = (torch.cat((t, t), -1).view(1, 5, -1) for t in (cos, sin))
     expected = reference.apply_rotary_pos_emb_interleave(x, x, *full, unsqueeze_dim=2)[0]
-    rotate_(x, cos, sin, interleave=True)
+    rotate_(torch_operations, x, cos, sin, interleave=True)
     torch.testing.assert_close(torch.cat((x[..., 0::2], x[..., 1::2]), -1), expected, rtol=0, atol=1e-15)
 
 

@@ -217,10 +217,10 @@ def test_rotation_keeps_lengths_and_its_inverse_undoes_it() -> None:
     x = _random(2, 9, 3, 6)
     cos, sin = _tables(MODEL, 9)
     turned = x.clone()
-    rotate_(turned, cos, sin)
+    rotate_(torch_operations, turned, cos, sin)
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
     assert not torch.allclose(turned, x)
-    rotate_(turned, cos, sin, inverse=True)
+    rotate_(torch_operations, turned, cos, sin, inverse=True)
     torch.testing.assert_close(turned, x, rtol=1e-6, atol=1e-7)  # the angles' cos and sin are rounded to fp32
 
 
@@ -228,8 +228,8 @@ def test_rotated_scores_depend_on_the_distance_alone() -> None:
     """<R_m q, R_n k> is a function of m - n (Su et al. 2021, equation 11)."""
     q, k = _random(1, 1, 1, 6).expand(1, 20, 1, 6).clone(), _random(1, 1, 1, 6, seed=2).expand(1, 20, 1, 6).clone()
     cos, sin = _tables(MODEL, 20)
-    rotate_(q, cos, sin)
-    rotate_(k, cos, sin)
+    rotate_(torch_operations, q, cos, sin)
+    rotate_(torch_operations, k, cos, sin)
     scores = torch.einsum("bihd,bjhd->ij", q, k)
     for distance in range(-10, 10):
         line = scores.diagonal(distance)

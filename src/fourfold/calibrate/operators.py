@@ -43,7 +43,7 @@ def _swiglu(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[
 
 def _rope(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:
     x, cos, sin = make(1, tokens, hidden // 64, 64), make(tokens, 1, 32), make(tokens, 1, 32)
-    return lambda: rotate_(x, cos, sin)
+    return lambda: rotate_(ops, x, cos, sin)
 
 
 def _residual(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:

@@ -55,7 +55,7 @@ def query_key_value(env: Environment, x: Array, w: AttentionWeights, batch: Micr
         del unnormed, scale
     if model.positions == "rope":
         with ops.fused():
-            rotate_(rotated, batch.cos, batch.sin)
+            rotate_(ops, rotated, batch.cos, batch.sin)
     return qkv
 
 
@@ -77,7 +77,7 @@ def query_key_value_backward(
     rotated = grad_qkv[..., : heads + kv_heads, :]
     if model.positions == "rope":
         with ops.fused():
-            rotate_(rotated, batch.cos, batch.sin, inverse=True)
+            rotate_(ops, rotated, batch.cos, batch.sin, inverse=True)
     if w.query_norm is not None:
         with ops.fused():
             _head_norm_backward(env, rotated, w, saved)

@@ -43,7 +43,7 @@ def gated_backward(env: Environment, grad: Array, w: FeedForwardWeights, saved: 
     del full
     given = [grad_down_input, activated]
     del grad_down_input, activated
-    _swiglu_backward_by_blocks(ops, given, gate_up)
+    swiglu_backward_by_blocks(ops, given, gate_up)
     grads = [gate_up, grad]
     del gate_up
     return norm_linear_backward(env, w, w.gate_up, None, saved, "2", saved.take("x_2"), grads)
@@ -55,10 +55,13 @@ def swiglu(ops: Operations, gate_up: Array) -> Array:
     return ops.silu(gate).mul_(up)
 
 
-def swiglu_again(ops: Operations, gate_up: Array) -> tuple[Array, Array]:
-    """silu(gate), which `swiglu` overwrites, and silu(gate) * up: a backward needs both."""
-    gate, up = gate_up.chunk(2, dim=-1)
+def swiglu_again(ops: Operations, gate_up: Array) -> tuple[Array | None, Array]:
+    """silu(gate), which a backward needs too, and silu(gate) * up. Nothing in place of the first on a processor, which makes it
+    again where the backward's other kernels find it in the cache."""
     with ops.fused():
+        if not ops.on_accelerator(gate_up):
+            return None, swiglu(ops, gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
         activated = ops.silu(gate)
         return activated, activated * up
 
@@ -75,9 +78,9 @@ def swiglu_backward_(ops: Operations, given: list[Array], gate_up: Array) -> Non
     ops.multiply_into(grad, activated, up)
 
 
-def _swiglu_backward_by_blocks(ops: Operations, given: list[Array], gate_up: Array) -> None:
+def swiglu_backward_by_blocks(ops: Operations, given: list[Array], gate_up: Array) -> None:
     """`swiglu_backward_`, on a processor for some tokens after the other, whose rows stay in its cache between the kernels."""
-    size = BLOCK_TOKENS if given[1] is None and not ops.on_accelerator(gate_up) else gate_up.shape[0]
+    size = gate_up.shape[0] if ops.on_accelerator(gate_up) else BLOCK_TOKENS
     if size >= gate_up.shape[0]:
         with ops.fused():
             swiglu_backward_(ops, given, gate_up)

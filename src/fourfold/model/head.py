@@ -32,7 +32,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Arr
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
             logits = ops.upcast(logits)
-            softmax = _exponentiate(env, logits, target)
+            softmax = exponentiate(env, logits, target)
             total.add_(softmax.loss)
             del logits, softmax
     return total
@@ -61,10 +61,10 @@ def head_loss_backward(
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
             logits = ops.upcast(logits)
-            softmax = _exponentiate(env, logits, target)
+            softmax = exponentiate(env, logits, target)
             total.add_(softmax.loss)
         with ops.fused():
-            grad = _logits_gradient([logits], softmax, divisor, share, part)
+            grad = logits_gradient([logits], softmax, divisor, share, part)
             del logits, softmax
         w.unembedding.add_matmul_now(ops, grad, part)
         ops.matmul_into(grad, w.unembedding.data, part)  # the chunk of `normed` now holds its own gradient
@@ -89,7 +89,7 @@ def _tokens(chunk: tuple[Array, Array]) -> int:
 
 @dataclass(frozen=True)
 class Softmax:
-    """A chunk's softmax, [tokens] each: probability = what `_exponentiate` left in the logits x `factor`; `column`: the target's
+    """A chunk's softmax, [tokens] each: probability = what `exponentiate` left in the logits x `factor`; `column`: the target's
     among this rank's, where it is `here` and `valid`; `loss`: the sum of the chunk's losses."""
 
     loss: Array
@@ -99,7 +99,7 @@ class Softmax:
     here: Array
 
 
-def _exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
+def exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
     """Turns logits [tokens, this rank's vocabulary] into exp(logit - this rank's maximum) in place. target [tokens], -100: none."""
     columns, tp = logits.shape[-1], env.parallel.tp
     own = env.model.vocab_size - (0 if tp is None else tp.index * columns)
@@ -129,9 +129,9 @@ def _combine(env: Environment, local: list[Array], tp: Group) -> tuple[Array, Ar
     return highest, (maxima - highest).exp_().mul_(sums).sum(0), picked.sum(0)
 
 
-def _logits_gradient(given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array) -> Array:
+def logits_gradient(given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array) -> Array:
     """The gradient of the logits [tokens, this rank's vocabulary] in the format of `part`, in place where formats allow.
-    `given`: what `_exponentiate` left of them, taken out of the list."""
+    `given`: what `exponentiate` left of them, taken out of the list."""
     logits = given.pop()
     scale = softmax.valid.to(logits.dtype) / divisor
     if share != 1:

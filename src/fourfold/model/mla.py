@@ -52,7 +52,7 @@ def mla_query_key_value(env: Environment, x: Array, w: MLAWeights, batch: Microb
     _gather(env, given)
     q = _heads(env, given.pop(), w.query_up, batch, model.head_dim)
     with ops.fused():
-        rotate_(q[..., model.nope_head_dim :], batch.cos, batch.sin, model.rope_interleave)
+        rotate_(ops, q[..., model.nope_head_dim :], batch.cos, batch.sin, model.rope_interleave)
         if score_scale(model) != 1:
             q.mul_(score_scale(model))
     rope_key, compressed = given.pop(), given.pop()
@@ -62,7 +62,7 @@ def mla_query_key_value(env: Environment, x: Array, w: MLAWeights, batch: Microb
     with ops.fused():
         shared = ops.copy(rope_key.reshape(*key.shape[:2], 1, -1))
         del rope_key
-        rotate_(shared, batch.cos, batch.sin, model.rope_interleave)
+        rotate_(ops, shared, batch.cos, batch.sin, model.rope_interleave)
         k = ops.concatenate((key, shared.expand(*key.shape[:3], -1)), dim=-1)
         v = value.contiguous()
         del shared
@@ -177,10 +177,10 @@ def _heads_backward(env: Environment, grads: list[Array], batch: Microbatch) -> 
         del grad_q
         if score_scale(model) != 1:
             grad_query.mul_(score_scale(model))
-        rotate_(grad_query[..., nope:], batch.cos, batch.sin, model.rope_interleave, inverse=True)
+        rotate_(ops, grad_query[..., nope:], batch.cos, batch.sin, model.rope_interleave, inverse=True)
     with ops.fused():
         grad_rope_key = grad_k[..., nope:].sum(-2, keepdim=True)
-        rotate_(grad_rope_key, batch.cos, batch.sin, model.rope_interleave, inverse=True)
+        rotate_(ops, grad_rope_key, batch.cos, batch.sin, model.rope_interleave, inverse=True)
         grad_key_value = ops.concatenate((grad_k[..., :nope], grad_v), dim=-1)
     tokens = grad_query.shape[0] * grad_query.shape[1]
     return [x.view(tokens, -1) for x in (grad_query, grad_key_value, grad_rope_key)]

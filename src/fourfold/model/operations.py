@@ -175,6 +175,10 @@ class Operations(Protocol):
         """out = a * b."""
         ...
 
+    def multiply_add_into(self, x: Array, a: Array, b: Array, out: Array) -> None:
+        """out = x + a * b."""
+        ...
+
     def logaddexp_(self, x: Array, y: Array) -> None:
         """x = log(exp(x) + exp(y))."""
         ...

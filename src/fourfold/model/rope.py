@@ -4,7 +4,7 @@ factors by which YaRN (Peng et al. 2023) scales cosines and scores for a longer 
 import math
 
 from fourfold.config import ModelConfig
-from fourfold.model.operations import Array
+from fourfold.model.operations import Array, Operations
 
 
 def rotated_width(model: ModelConfig) -> int:
@@ -14,14 +14,15 @@ def rotated_width(model: ModelConfig) -> int:
     return model.rope_head_dim if model.is_mla else model.head_dim
 
 
-def rotate_(x: Array, cos: Array, sin: Array, interleave: bool = False, inverse: bool = False) -> None:
+def rotate_(ops: Operations, x: Array, cos: Array, sin: Array, interleave: bool = False, inverse: bool = False) -> None:
     """Rotates x [batch, seq, heads, d] in place. cos, sin [seq or batch x seq, 1, d / 2]. Pairs lie half of d apart (Hugging
     Face's convention), or `interleave`: side by side; each stays where it stands."""
     first, second = (x[..., 0::2], x[..., 1::2]) if interleave else x.chunk(2, dim=-1)
-    sign = -1 if inverse else 1
+    if inverse:
+        first, second = second, first
     carried = first * sin
-    first.mul_(cos).addcmul_(second, sin, value=-sign)
-    second.mul_(cos).add_(carried, alpha=sign)
+    first.mul_(cos).addcmul_(second, sin, value=-1)
+    ops.multiply_add_into(carried, second, cos, second)
 
 
 def table_scale(model: ModelConfig) -> float:

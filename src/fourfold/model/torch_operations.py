@@ -87,6 +87,10 @@ def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mul(a, b, out=out)
 
 
+def multiply_add_into(x: Tensor, a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.addcmul(x, a, b, out=out)
+
+
 def divide_into(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.div(a, b, out=out)
 
@@ -142,7 +146,7 @@ def sum_rows(places: Tensor, rows: Tensor, missing: int | None) -> Tensor:
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    return x[index]
+    return x.index_select(0, index) if index.dim() == 1 else x[index]  # in half of the time where rows are in the cache
 
 
 def put(x: Tensor, index: Tensor, values: Tensor) -> None:

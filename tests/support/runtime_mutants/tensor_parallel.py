@@ -123,7 +123,7 @@ def every_rank_takes_its_last_column_for_the_target() -> Iterator[None]:
 
         return exponentiate
 
-    with everywhere("_exponentiate", make):
+    with everywhere("exponentiate", make):
         yield
 
 

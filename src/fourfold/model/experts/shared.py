@@ -1,7 +1,7 @@
 """The shared experts: one SwiGLU that every token passes, split over `tp` by columns, then rows; and how its sum is joined."""
 
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
+from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_by_blocks
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Parallel
 from fourfold.model.tensor_parallel import Arriving, ColumnInput, sum_partial
@@ -33,9 +33,9 @@ def shared_backward(env: Environment, grad: Arriving, normed: Array, w: FeedForw
     del down_input
     grad_down_input = env.gemms.matmul(full, w.down.data)
     del full, grad
-    with ops.fused():
-        swiglu_backward_(ops, [grad_down_input, activated], gate_up)
+    given = [grad_down_input, activated]
     del grad_down_input, activated
+    swiglu_backward_by_blocks(ops, given, gate_up)
     inputs = ColumnInput(env, w.gate_up, normed)
     partial = begin_sum(env.gemms.matmul(gate_up, w.gate_up.data), env.parallel)
     inputs.add_matmul(gate_up)

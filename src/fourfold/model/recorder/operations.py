@@ -215,6 +215,9 @@ class RecorderOperations:
     def multiply_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
         self.recording.touch((a, b), out)
 
+    def multiply_add_into(self, x: Ghost, a: Ghost, b: Ghost, out: Ghost) -> None:
+        self.recording.touch((x, a, b), out)
+
     def divide_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
         self.recording.touch((a, b), out)
 
