@@ -148,7 +148,7 @@ def test_every_measurement_takes_its_cuda_branch(cuda: None, monkeypatch: pytest
     assert list(peaks) == ["bf16", "fp32", "tf32", "fp16", "fp8"]
     assert torch.get_float32_matmul_precision() == "highest"
     assert measuring.measure_load(0, CUDA, "bf16", peaks["bf16"], 0.1)
-    matmuls = measuring.measure_matmuls(0, CUDA, "bf16", 1e15, 0.3)
+    matmuls = measuring.measure_matmuls(0, CUDA, "bf16", 1e15, 0.3, ())
     assert {each.family for each in matmuls} == {MATMULS}
     assert {item.accumulates for each in matmuls for item in each.work.items} == {True, False}  # type: ignore[union-attr]
     assert {each.family for each in measuring.measure_low_matmuls(0, CUDA, 1e15, 0.1)} == {LOW_MATMULS}

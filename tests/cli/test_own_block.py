@@ -124,6 +124,7 @@ def test_it_trains_resumes_and_samples_and_is_not_exported(here: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
     small = ["data.corpus=texts", "data.tokenizer=bytes", "batch.sequence_length=32", "run.sample_tokens=8"]
+    small.append("run.track_memory=true")
     for steps in ("2", "4"):
         done = fourfold("train", RUN, *small, f"batch.steps={steps}", "--out", "run")
         assert done.returncode == 0, done.stderr

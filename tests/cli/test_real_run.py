@@ -28,7 +28,9 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    output = fourfold("train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "--ranks", "2")
+    output = fourfold(
+        "train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "run.track_memory=true", "--ranks", "2"
+    )
     assert "validation loss" in output
     assert "unigram entropy" in output
     assert "A sample that the model wrote:" in output

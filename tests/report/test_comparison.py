@@ -17,6 +17,8 @@ from fourfold.program.stage_map import stage_map
 from fourfold.report.comparison import compare
 from fourfold.report.format_comparison import comparison_document, comparison_lines
 from fourfold.report.run_trace import write_run_trace
+from fourfold.report.side_by_side import measured_side
+from fourfold.report.units import format_bytes
 from fourfold.runtime.clock import TimedStep
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import Simulation, simulate
@@ -113,6 +115,22 @@ def test_without_a_cluster_bytes_and_memory_are_still_compared(tmp_path: Path) -
     assert "fourfold calibrate" in text
     assert "equal on every rank and axis" in text
     assert "fourfold calibrate" in comparison_document(found)["why_not_predicted"]
+
+
+def test_where_nothing_measured_the_peak_the_predicted_one_stands_alone(tmp_path: Path) -> None:
+    folder = as_predicted(tmp_path / "run")
+    changed(folder, 1, peak_memory_bytes=None)
+    changed(folder, 2, peak_memory_bytes=1_000)
+    found = compare(folder)
+    assert "measured 1.00 kB on rank 2, which is furthest off" in "\n".join(comparison_lines(found))
+    assert measured_side("run", folder, None, None).figures["memory_bytes"] > 1_000
+    for rank in range(4):
+        changed(folder, rank, peak_memory_bytes=None)
+    found = compare(folder)
+    text = "\n".join(comparison_lines(found))
+    assert f"predicted {format_bytes(max(rank.predicted_peak for rank in found.ranks))} at most; not measured" in text
+    assert [rank["measured_peak_bytes"] for rank in comparison_document(found)["ranks"]] == [None] * 4
+    assert measured_side("run", folder, None, None).figures["memory_bytes"] is None
 
 
 def test_a_missing_rank_and_another_program_are_noted(tmp_path: Path) -> None:

@@ -123,6 +123,15 @@ def test_the_panel_fits_its_terminal_and_shows_the_figures(tmp_path, width) -> N
             assert figure in text, figure
 
 
+def test_a_peak_that_is_not_measured_is_shown_as_predicted(tmp_path) -> None:
+    run = state(tmp_path, predicted_peak_bytes=3_000_000)
+    (tmp_path / "metrics.jsonl").write_text(row(0, peak_memory_bytes=None))
+    run.refresh()
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(run, 120))
+    assert "predicted 3.00 MB" in console.export_text()
+
+
 def test_the_panel_can_be_drawn_before_anything_is_known(tmp_path) -> None:
     console = Console(width=80, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(state(tmp_path, unigram_entropy_nats=None), 80))

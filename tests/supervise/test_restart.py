@@ -27,7 +27,7 @@ def undisturbed(run_file: Path):
 
 
 def test_every_rank_may_be_killed_and_the_run_is_the_same(run_file: Path, undisturbed, tmp_path: Path) -> None:
-    with Supervised(run_file, tmp_path / "run") as run:
+    with Supervised(run_file, tmp_path / "run", "run.track_memory=true") as run:
         for step, rank in ((2, 1), (8, 0), (17, 1)):
             run.wait_for_step(step)
             run.kill_rank(rank)

@@ -13,12 +13,14 @@ from fourfold.checkpoint import step_folders
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
+from fourfold.model import torch_operations
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
 from fourfold.runtime.collectives import Handle, make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.links import Links
+from fourfold.runtime.matmuls import by_onednn
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
@@ -63,9 +65,11 @@ def run_rank(
     track_memory: bool = False,
     start: Path | None = None,
     save: Path | None = None,
+    by_library: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part. `start`: a folder with the
-    state before step `SAVED`, from which it goes on; `save`: where that state is saved."""
+    state before step `SAVED`, from which it goes on; `save`: where that state is saved; `by_library`: the kinds of matmuls that
+    oneDNN computes."""
     config, view = prepare_rank(rank, table, ranks)
     spec = view.spec
     program = lower_step(view)
@@ -79,7 +83,8 @@ def run_rank(
         device,
         lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
     )
-    executor = Executor(view, units, groups, config.optimizer, device, rank)
+    operations = by_onednn(torch_operations, by_library)
+    executor = Executor(view, units, groups, config.optimizer, device, rank, operations=operations)
     numbers = range(0 if start is None else SAVED, config.batch.steps or STEPS)
     if start is not None:
         executor.updates = state.restore(saved_folder(start), view, units, executor.routers, rank)["updates"]

@@ -1,14 +1,19 @@
 """A cluster file from what was measured: its tables, and what they say in the words of any cluster."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from fourfold.calibrate.kernels import library_text
 from fourfold.calibrate.rounds import Table
 
 
-def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, name: str) -> Table:
-    """The cluster file: what the tables say in the words of any cluster, and the tables."""
+def describe(
+    calibration: dict[str, Any], device: str, memory: int, dtype: str, name: str, by_library: Sequence[str] = ()
+) -> Table:
+    """The cluster file: what the tables say in the words of any cluster, and the tables. `by_library`: the kinds of matmuls that
+    oneDNN computed."""
     counts = sorted(int(key[6:]) for key in calibration if key.startswith("ranks_"))
     most = counts[-1]
     alone = calibration[f"ranks_{counts[0]}"]["kernels"]
@@ -19,9 +24,10 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
         latency = send["seconds"][0]
         rate = most // 2 * send["bytes"][-1] / max(send["seconds"][-1] - latency, 1e-9)
     share = calibration["cores"] / max(calibration["cores"], most) if calibration["cores"] else 1.0
+    library = library_text(by_library)
     table: Table = {
         "name": name,
-        "source": f"measured by fourfold calibrate: torch {torch.__version__}, {dtype}, ranks at once: {counts}",
+        "source": f"measured by fourfold calibrate: torch {torch.__version__}, {dtype}{library}, ranks at once: {counts}",
         "devices": most,
         "device": {
             "name": f"a rank's share of {name}"[:200],

@@ -15,8 +15,10 @@ from fourfold.calibrate.kernels import accumulated_rate, attention_rates, plain_
 from fourfold.calibrate.operators import OPERATORS, on_device, recorded
 from fourfold.calibrate.shapes import shapes_of
 from fourfold.config.errors import RunFailure
+from fourfold.model import torch_operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.work import Elementwise, Gemm, Work
+from fourfold.runtime.matmuls import by_onednn
 
 FORMATS = {"cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"), "cpu": ("fp32", "fp64", "bf16")}
 """Formats whose peak is looked for."""
@@ -107,15 +109,20 @@ def measure_load(rank: int, device: torch.device, dtype: str, peak: float, secon
     return found
 
 
-def measure_matmuls(rank: int, device: torch.device, dtype: str, peak: float, seconds: float) -> list[Sample]:
-    """Products of tokens and weight gradients. `peak`: FLOP/s, to tell how long a shape takes."""
+def measure_matmuls(
+    rank: int, device: torch.device, dtype: str, peak: float, seconds: float, by_library: tuple[str, ...]
+) -> list[Sample]:
+    """Products of tokens and weight gradients. `peak`: FLOP/s, to tell how long a shape takes. `by_library`: the kinds that oneDNN
+    computes."""
     shapes = shapes_of(device.type)
     meter, pool = Meter(device, own_time(device)), weight_pool(device, dtype, shapes.pool_bytes)
-    found = []
+    found, ops = [], by_onednn(torch_operations, by_library)
     for gemm, window in in_time(seconds, shapes.gemms(), lambda gemm: 8 * gemm.flops / peak):
         added = Gemm(gemm.columns, gemm.inner, gemm.rows, accumulates=True)
-        found.append(Sample(MATMULS, Work((gemm,)), gemm.flops / plain_rate(gemm, pool, meter, window / 2)))
-        found.append(Sample(MATMULS, Work((added,)), gemm.flops / accumulated_rate(added, pool, meter, window / 2)))
+        found.append(Sample(MATMULS, Work((gemm,)), gemm.flops / plain_rate(gemm, pool, meter, window / 2, ops)))
+        found.append(
+            Sample(MATMULS, Work((added,)), gemm.flops / accumulated_rate(added, pool, meter, window / 2, ops))
+        )
     return found
 
 

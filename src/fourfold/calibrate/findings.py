@@ -56,7 +56,7 @@ class StepCheck:
 @dataclass(frozen=True)
 class DeviceFindings:
     """`device`: as it is written. `rates`: FLOP/s of one matmul over and over, window after window. `samples`: what constants are
-    fitted to."""
+    fitted to. `by_library`: the kinds of fp32 matmuls that oneDNN computed."""
 
     device: Device
     dtype: str
@@ -65,6 +65,7 @@ class DeviceFindings:
     samples: tuple[Sample, ...]
     residuals: tuple[FamilyError, ...]
     checks: tuple[StepCheck, ...]
+    by_library: tuple[str, ...] = ()
 
     @property
     def throttled(self) -> float:

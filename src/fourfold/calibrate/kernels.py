@@ -1,16 +1,30 @@
-"""Matmuls and attention by shape, as the runtime calls them."""
+"""Matmuls and attention by shape, as the runtime calls them: fp32 matmuls on a processor by the library that a run would choose."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 
 from fourfold.calibrate.clock import Meter
+from fourfold.calibrate.steps import table_spec
+from fourfold.model import torch_operations
+from fourfold.model.operations import Operations
 from fourfold.model.torch_attention import attend, attend_backward
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.work import Attention, Gemm
+from fourfold.program import lower_pipeline
+from fourfold.runtime.matmuls import (
+    KINDS,
+    LibrarySeconds,
+    by_onednn,
+    faster_by_onednn,
+    measure,
+    problem_of_onednn,
+    processor_clock,
+    step_matmuls,
+)
 
 GEMM_SIZES = (32, 96, 256, 640, 1536)
 QUERIES = (32, 64, 128, 256, 512, 1024)
@@ -19,13 +33,33 @@ POOL_BYTES = 96 * 2**20
 """Weights are taken from all over as much memory, so that they are no more in a cache than those of a model are."""
 
 
-def measure_gemms(rank: int, device: torch.device, dtype: str, window: float) -> dict[str, Any]:
+def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kinds of matmuls that oneDNN computes, by those of a step of the run table, which each rank has for itself: the same on
+    all ranks, by the slowest rank's time (`train.matmul_choice`)."""
+    spec = table_spec(table, 1, device.type)
+    if device.type != "cpu" or spec.compute != "fp32" or problem_of_onednn() is not None:
+        return ()
+    seconds = measure(step_matmuls(lower_pipeline(spec)[0]), processor_clock)
+    slowest = torch.tensor([seconds[kind] for kind in KINDS], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return faster_by_onednn({kind: LibrarySeconds(*pair) for kind, pair in zip(KINDS, slowest.tolist(), strict=True)})
+
+
+def library_text(by_library: Sequence[str]) -> str:
+    """` (by oneDNN: forward, input gradient)`, to stand behind a format; empty where PyTorch's own library computes all."""
+    return f" (by oneDNN: {', '.join(by_library)})" if by_library else ""
+
+
+def measure_gemms(
+    rank: int, device: torch.device, dtype: str, window: float, by_library: tuple[str, ...]
+) -> dict[str, Any]:
     """FLOP/s of products [rows, inner] x [inner, columns], as nested lists in the order rows, columns, inner. `plain`: the mean
-    of a forward product and an input gradient; `accumulated`: a weight gradient added in place, its `inner` the tokens."""
-    meter, pool = Meter(device), weight_pool(device, dtype, POOL_BYTES)
+    of a forward product and an input gradient; `accumulated`: a weight gradient added in place, its `inner` the tokens.
+    `by_library`: the kinds that oneDNN computes."""
+    meter, pool, ops = Meter(device), weight_pool(device, dtype, POOL_BYTES), by_onednn(torch_operations, by_library)
     sizes = GEMM_SIZES
-    plain = [[[plain_rate(Gemm(r, c, i), pool, meter, window) for i in sizes] for c in sizes] for r in sizes]
-    added = [[[accumulated_rate(Gemm(r, c, i), pool, meter, window) for i in sizes] for c in sizes] for r in sizes]
+    plain = [[[plain_rate(Gemm(r, c, i), pool, meter, window, ops) for i in sizes] for c in sizes] for r in sizes]
+    added = [[[accumulated_rate(Gemm(r, c, i), pool, meter, window, ops) for i in sizes] for c in sizes] for r in sizes]
     return {"sizes": list(sizes), "plain": plain, "accumulated": added}
 
 
@@ -48,26 +82,26 @@ def _taken(pool: torch.Tensor, rows: int, columns: int) -> Callable[[], torch.Te
     return take
 
 
-def plain_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float) -> float:
+def plain_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float, operations: Operations) -> float:
     """FLOP/s, the mean of a forward product and an input gradient."""
     x = torch.full((gemm.rows, gemm.inner), 0.5, dtype=pool.dtype, device=pool.device)
     forward, backward = _taken(pool, gemm.columns, gemm.inner), _taken(pool, gemm.inner, gemm.columns)
 
     def both() -> None:
-        F.linear(x, forward())
-        torch.mm(x, backward())
+        operations.linear(x, forward())
+        operations.matmul(x, backward())
 
     with torch.no_grad():
         return 2 * gemm.flops / meter.seconds_each(both, window)
 
 
-def accumulated_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float) -> float:
+def accumulated_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float, operations: Operations) -> float:
     """FLOP/s of a weight gradient [rows, columns] added in place; `inner`: its tokens."""
     grad = torch.full((gemm.inner, gemm.rows), 1e-6, dtype=pool.dtype, device=pool.device)
     x = torch.full((gemm.inner, gemm.columns), 1e-6, dtype=pool.dtype, device=pool.device)
     weight = _taken(pool, gemm.rows, gemm.columns)
     with torch.no_grad():
-        return gemm.flops / meter.seconds_each(lambda: weight().addmm_(grad.t(), x), window)
+        return gemm.flops / meter.seconds_each(lambda: operations.accumulate(weight(), grad, x, False), window)
 
 
 def measure_attention(rank: int, device: torch.device, dtype: str, window: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fourfold.calibrate.budget import TimeAccount
 from fourfold.calibrate.fit import fit_segments
+from fourfold.calibrate.kernels import choose_library
 from fourfold.calibrate.ranks import Ranks, answer
 from fourfold.calibrate.rounds import (
     Measurements,
@@ -32,11 +33,13 @@ SECONDS = ("launch_seconds", "update_seconds")
 
 class Findings(NamedTuple):
     """`calibration`: the table of a cluster file. `fits`: how well constants describe segments, by numbers of ranks that have cores
-    of their own. `drift`: how much slower the slowest round was than the fastest, as a share."""
+    of their own. `drift`: how much slower the slowest round was than the fastest, as a share. `by_library`: the kinds of matmuls
+    that oneDNN computes, by numbers of ranks."""
 
     calibration: dict[str, Any]
     fits: dict[int, float]
     drift: float
+    by_library: dict[int, tuple[str, ...]]
 
 
 def measure_machine(
@@ -52,6 +55,7 @@ def measure_machine(
     base = max((n for n in counts if threads_of(n) == 1 and n <= cores), default=0)
     rounds: dict[int, list[Measurements]] = {ranks: [] for ranks in counts}
     quick: dict[int, bool] = {}
+    by_library: dict[int, tuple[str, ...]] = {}
     with ExitStack() as open_groups:
         groups = {ranks: open_groups.enter_context(Ranks(ranks, threads_of(ranks), device)) for ranks in counts}
         for group in groups.values():
@@ -60,7 +64,11 @@ def measure_machine(
             which = f", round {job.number} of {job.rounds}" if job.rounds > 1 else ""
             report(f"{job.ranks} rank{'s' if job.ranks > 1 else ''} at once{which}, some {account.left():.0f} s left")
             alone = not base or job.ranks <= base
-            rounds[job.ranks].append(measure_round(groups[job.ranks], dtype, device, job.budget, alone))
+            group = groups[job.ranks]
+            if job.ranks not in by_library:
+                by_library[job.ranks] = group.run(choose_library, table=step_tables(dtype, job.budget.quick)[-1])[0]
+            chosen = by_library[job.ranks]
+            rounds[job.ranks].append(measure_round(group, dtype, device, job.budget, alone, chosen))
             quick[job.ranks] = job.budget.quick
     calibration: dict[str, Any] = {"cores": cores}
     fits: dict[int, float] = {}
@@ -90,7 +98,7 @@ def measure_machine(
         if ranks > 1 and device == "cpu":
             table["software"]["delay_seconds"] = _delay(measured.layouts, table, ranks, dtype, cores)
         calibration[f"ranks_{ranks}"] = table
-    return Findings(calibration, fits, max(drift(each) for each in rounds.values()))
+    return Findings(calibration, fits, max(drift(each) for each in rounds.values()), by_library)
 
 
 def _described(

@@ -3,6 +3,7 @@ check."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fourfold.calibrate.budget import Shares
@@ -19,6 +20,7 @@ from fourfold.calibrate.device import (
 from fourfold.calibrate.device_fit import FittedRun, fit_device
 from fourfold.calibrate.findings import MATMULS, PASSES, DeviceFindings, DeviceMemory, Sample, StepCheck
 from fourfold.calibrate.fit import timed_passes, timed_updates
+from fourfold.calibrate.kernels import choose_library
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.rounds import Table
 from fourfold.calibrate.shapes import shapes_of
@@ -49,23 +51,26 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
         if "fp8" not in peaks:
             shares.skip("fp8 matmuls")
         peak = peaks[dtype]
+        tables = shapes_of(kind).fitted_tables(dtype)
+        by_library: tuple[str, ...] = run(choose_library, table=tables[-1])
         rates: list[float] = run(measure_load, dtype=dtype, peak=peak, seconds=shares.next("sustained load"))
-        samples: list[Sample] = run(measure_matmuls, dtype=dtype, peak=peak, seconds=shares.next("matmuls"))
+        window = shares.next("matmuls")
+        samples: list[Sample] = run(measure_matmuls, dtype=dtype, peak=peak, seconds=window, by_library=by_library)
         if "fp8" in peaks:
             samples += run(measure_low_matmuls, peak=peaks["fp8"], seconds=shares.next("fp8 matmuls"))
         samples += run(measure_attentions, dtype=dtype, peak=peak, seconds=shares.next("attention"))
         memory: DeviceMemory = run(measure_memory, seconds=shares.next("memory and launches"))
         samples += run(measure_operators, dtype=dtype, seconds=shares.next("operators"))
         most = memory.total_bytes or host_bytes
-        tables = _affordable(shapes_of(kind).fitted_tables(dtype), kind, peak, most, shares.peek("whole steps"))
-        steps = run(measure_steps, tables=tables, alone=True, window=shares.next("whole steps") / 2 / len(tables))
+        tables = _affordable(tables, kind, peak, most, shares.peek("whole steps"))
+        timed = partial(run, measure_steps, alone=True, by_library=by_library)
+        steps = timed(tables=tables, window=shares.next("whole steps") / 2 / len(tables))
         if kind == "cuda":
             context = run(measure_context)
         checked = _affordable(
             shapes_of(kind).checked_tables(dtype), kind, peak, most, shares.peek("steps to check with")
         )
-        window = shares.next("steps to check with") / 2 / len(checked)
-        seconds = run(measure_steps, tables=checked, alone=True, window=window)
+        seconds = timed(tables=checked, window=shares.next("steps to check with") / 2 / len(checked))
     for table, measured in zip(tables, steps, strict=True):
         samples += pass_samples(table, kind, measured)
     rate = max(s.work.flops / s.seconds for s in samples if s.family == MATMULS)
@@ -86,7 +91,7 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
     fit = fit_device(device, FittedRun(config, table_spec(tables[0], 1, kind)), samples)
     device = replace(device, kernels=fit.constants)
     checks = [_check(table, kind, each["step"], device) for table, each in zip(checked, seconds, strict=True)]
-    return DeviceFindings(device, dtype, memory, tuple(rates), tuple(samples), fit.residuals, tuple(checks))
+    return DeviceFindings(device, dtype, memory, tuple(rates), tuple(samples), fit.residuals, tuple(checks), by_library)
 
 
 def _affordable(tables: list[Table], kind: str, peak: float, memory: int, seconds: float) -> list[Table]:

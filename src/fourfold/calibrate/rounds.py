@@ -6,6 +6,7 @@ several rounds, and what is compared (1, 2, ... ranks that compute beside each o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -71,24 +72,28 @@ def layout_tables(dtype: str, ranks: int) -> list[Table]:
     ]
 
 
-def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: bool) -> Measurements:
-    """All measurements of the group's ranks. `alone`: each rank has cores or a device of its own."""
+def measure_round(
+    group: Ranks, dtype: str, device: str, budget: Budget, alone: bool, by_library: tuple[str, ...]
+) -> Measurements:
+    """All measurements of the group's ranks. `alone`: each rank has cores or a device of its own. `by_library`: the kinds of
+    matmuls that oneDNN computes."""
+    run = partial(group.run, by_library=by_library)
     tables, several = step_tables(dtype, budget.quick), group.size > 1
     kernels, steps = None, []
     if alone:
         kernels = {
-            "gemms": _middle(group.run(measure_gemms, dtype=dtype, window=budget.kernel)),
+            "gemms": _middle(run(measure_gemms, dtype=dtype, window=budget.kernel)),
             "attention": _middle(group.run(measure_attention, dtype=dtype, window=budget.kernel)),
         }
-        steps = _middle(group.run(measure_steps, tables=tables, window=budget.steps))
+        steps = _middle(run(measure_steps, tables=tables, window=budget.steps))
     together, links, layouts = [], {}, []
     if several:
-        turns = group.run(measure_together, tables=tables[:: len(BATCHES)], window=budget.steps)
+        turns = run(measure_together, tables=tables[:: len(BATCHES)], window=budget.steps)
         together = slowest(turns)
         sizes = SIZES[1:4] if budget.quick else SIZES
         links = _middle(group.run(measure_links, ranks=group.size, window=budget.link, sizes=sizes))
     if several and device == "cpu":
-        answers = group.run(measure_layouts, tables=layout_tables(dtype, group.size), ranks=group.size, steps=3)
+        answers = run(measure_layouts, tables=layout_tables(dtype, group.size), ranks=group.size, steps=3)
         layouts = _middle(answers)
     return Measurements(kernels, steps, together, links, layouts)
 

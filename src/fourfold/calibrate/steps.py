@@ -15,6 +15,7 @@ from fourfold.config import parse_run
 from fourfold.data.batches import Batch
 from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, resolve_layout
+from fourfold.model import torch_operations
 from fourfold.program import lower_step
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.spec import StepSpec, Transport, resolve_step
@@ -23,6 +24,7 @@ from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.links import Links
+from fourfold.runtime.matmuls import by_onednn
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
@@ -50,7 +52,9 @@ class StepRunner:
         rank: int,
         device: torch.device,
         now: Callable[[], float] = time.perf_counter,
+        by_library: tuple[str, ...] = (),
     ) -> None:
+        """`by_library`: the kinds of matmuls that oneDNN computes."""
         self._now = now
         config, spec = parse_run(dict(table)), table_spec(table, ranks, device.type)
         self.view = rank_view(spec, spec.layout.coordinates(rank)["pp"])
@@ -59,7 +63,9 @@ class StepRunner:
         self.groups = make_groups(spec.layout, rank, groups_of(spec), 600.0, LINKS)
         self.units = build_units(self.view, rank, config.optimizer, device, _fill)
         share_parameters(spec, self.units, self.groups)
-        self.executor = Executor(self.view, self.units, self.groups, config.optimizer, device, rank)
+        operations = by_onednn(torch_operations, by_library)
+        place = device, rank
+        self.executor = Executor(self.view, self.units, self.groups, config.optimizer, *place, operations=operations)
         self.tables = feed_tables(spec, device)
         self.batch = _batch(config.batch.global_sequences, config.batch.sequence_length, spec.model.vocab_size)
 
@@ -112,12 +118,12 @@ def _batch(rows: int, length: int, vocabulary: int) -> Batch:
 
 
 def measure_layouts(
-    rank: int, device: torch.device, tables: list[dict[str, Any]], ranks: int, steps: int
+    rank: int, device: torch.device, tables: list[dict[str, Any]], ranks: int, steps: int, by_library: tuple[str, ...]
 ) -> list[float]:
     """Least seconds of steps that all ranks make together."""
     answers = []
     for table in tables:
-        runner = StepRunner(table, ranks, rank, device)
+        runner = StepRunner(table, ranks, rank, device, by_library=by_library)
         runner.step()
         seconds = []
         for _ in range(steps):
@@ -128,14 +134,19 @@ def measure_layouts(
 
 
 def measure_steps(
-    rank: int, device: torch.device, tables: list[dict[str, Any]], window: float, alone: bool = False
+    rank: int,
+    device: torch.device,
+    tables: list[dict[str, Any]],
+    window: float,
+    by_library: tuple[str, ...],
+    alone: bool = False,
 ) -> list[dict[str, Any]]:
     """Median seconds of a step and of each kind of instruction, for each run table on one rank of its own. All ranks run it at the
     same time, each for itself. `alone`: by the device's own time."""
     answers: list[dict[str, Any]] = []
     now = own_time(device) if alone else time.perf_counter
     for table in tables:
-        runner = StepRunner(table, 1, 0, device, now)
+        runner = StepRunner(table, 1, 0, device, now, by_library)
         runner.step()
         dist.barrier()
         clock = StepClock(device, now)
@@ -152,11 +163,11 @@ def measure_steps(
 
 
 def measure_together(
-    rank: int, device: torch.device, tables: list[dict[str, Any]], window: float
+    rank: int, device: torch.device, tables: list[dict[str, Any]], window: float, by_library: tuple[str, ...]
 ) -> list[list[list[float]]]:
     """By number of ranks less one and run table, seconds of steps that the first 1, 2, ... ranks begin together, each for itself; 0
     where this rank waited."""
-    runners = [StepRunner(table, 1, 0, device) for table in tables]
+    runners = [StepRunner(table, 1, 0, device, by_library=by_library) for table in tables]
     counts = [agreed_repeats(runner.step() + runner.step(), 2, window / 2, device) for runner in runners]
     world = dist.get_world_size()
     found: list[list[list[float]]] = [[[] for _ in runners] for _ in range(world)]

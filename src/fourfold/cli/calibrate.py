@@ -97,7 +97,7 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
         found = measure_machine(counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, account, say)
     memory = torch.cuda.get_device_properties(0).total_memory if devices else memory_bytes() or 10**9
     name = torch.cuda.get_device_name(0) if devices else f"{platform.node() or 'this machine'}, {cores} cores"
-    table = describe(found.calibration, kind, memory, dtype, name)
+    table = describe(found.calibration, kind, memory, dtype, name, found.by_library[counts[0]])
     text = tomli_w.dumps(table)
     machine = parse_cluster(text, out.name)
     write_new_file(out, text)
@@ -110,7 +110,7 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
     if json:
         print_json({"file": str(out), **table})
         return 0
-    for line in _lines(machine.devices, table, found.fits):
+    for line in _lines(machine.devices, table, found.fits, found.by_library):
         print(line)
     print(f"written to {out}; use it as: fourfold simulate RUN.toml --cluster {out}")
     return 0
@@ -159,9 +159,12 @@ def _check_device(device: str, counts: list[int]) -> None:
         raise UserError(f"--ranks {','.join(map(str, counts))} with --device {device}: allowed: {allowed}")
 
 
-def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[str]:
+def _lines(
+    devices: int, table: dict[str, Any], fits: dict[int, float], by_library: dict[int, tuple[str, ...]]
+) -> list[str]:
     """The results in a few lines."""
     from fourfold.calibrate.describe import best_matmul
+    from fourfold.calibrate.kernels import library_text
 
     lines = []
     parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}
@@ -170,8 +173,8 @@ def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[
         peak = best_matmul(kernels)
         line = (
             f"{ranks} rank{'s' if ranks > 1 else ' '} x {software['threads']} thread{'s' if software['threads'] > 1 else ' '}: "
-            f"matmuls {peak / 1e9:.1f} GFLOP/s a rank, operators {kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and "
-            f"{1e6 * kernels['launch_seconds']:.1f} us each"
+            f"matmuls{library_text(by_library[ranks])} {peak / 1e9:.1f} GFLOP/s a rank, operators "
+            f"{kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and {1e6 * kernels['launch_seconds']:.1f} us each"
         )
         if ranks in fits:
             line += f", segments described to {100 * fits[ranks]:.1f} %"

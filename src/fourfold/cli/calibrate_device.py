@@ -20,6 +20,7 @@ def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: P
     shares = Shares(seconds, partial(print, file=sys.stderr if json else sys.stdout, flush=True))
     import torch
 
+    from fourfold.calibrate.kernels import library_text
     from fourfold.calibrate.one_device import measure_device
 
     if device == "cuda" and not torch.cuda.is_available():
@@ -30,7 +31,8 @@ def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: P
     share = f"{threads} of {cores} cores" if threads < cores else f"{cores} cores"
     name = torch.cuda.get_device_name(0) if device == "cuda" else f"{platform.node() or 'this machine'}, {share}"
     found = measure_device(name, device, threads, (memory_bytes() or 10**9) // ranks, dtype, shares)
-    text = device_text(found, out.name, f"torch {torch.__version__}, {dtype}, {seconds:g} s")
+    how = f"torch {torch.__version__}, {dtype}{library_text(found.by_library)}, {seconds:g} s"
+    text = device_text(found, out.name, how)
     parse_device(text, out.name)
     write_new_file(out, text)
     if json:

@@ -229,6 +229,9 @@ class RunSection(Section):
     """Library of fp32 matmuls on a processor. `torch`: that of PyTorch's own products, which is MKL on x86; `onednn`: oneDNN, which
     PyTorch brings beside it. `auto`: for forward, input gradients and weight gradients apart, `onednn` where it is faster by a
     measurement at the start, which a run makes that is long enough to gain by it."""
+    track_memory: bool = False
+    """Whether, on a processor, the first step of a launch follows every tensor to measure the peak memory; it is slower for that.
+    On CUDA the allocator tells the peak of every step."""
     threads_per_rank: PositiveInt | None = None
     """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0

@@ -141,7 +141,7 @@ class RankDocument(TypedDict):
     measured_step_seconds: float
     timed_steps: int
     predicted_peak_bytes: int
-    measured_peak_bytes: int
+    measured_peak_bytes: int | None
     predicted_sent_bytes: dict[str, int]
     measured_sent_bytes: dict[str, int]
     sent_bytes_equal: bool

@@ -1,10 +1,10 @@
 """Matmuls of `torch_operations` in fp32 by oneDNN, the library that PyTorch takes for bf16 on a processor beside MKL for fp32.
 
-`mkldnn::_linear_pointwise` is where Inductor enters oneDNN. It makes a tensor for its result; what is added into a buffer, as
-weight gradients are, passes through one. Formats other than fp32, and no rows at all, go the way of `torch_operations`.
+`mkldnn::_linear_pointwise` is where Inductor enters oneDNN. It makes a tensor for its result; what goes into a buffer, as weight
+gradients do, passes through one of at most 1 MiB. Formats other than fp32, and no rows at all, go the way of `torch_operations`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,8 @@ from fourfold.model import torch_operations
 from fourfold.model.torch_grouped import accumulate as accumulate_by_torch
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "forward", "input gradient", "weight gradient"
+TEMPORARY_ELEMENTS = 2**18
+"""Elements of a result that exist beside the buffer that it goes into."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -33,18 +35,20 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_into(a: Tensor, b: Tensor, out: Tensor) -> None:
-    if _takes(a, b):
-        out.copy_(_multiply(a, b.t()))
-    else:
+    if not _takes(a, b):
         torch_operations.matmul_into(a, b, out)
+        return
+    for rows in _parts(out):
+        out[rows].copy_(_multiply(a[rows], b.t()))
 
 
 def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
     if not _takes(grad_output, inputs) or grad.dtype != torch.float32:
         accumulate_by_torch(grad, grad_output, inputs, fresh)
         return
-    update = _multiply(grad_output.t(), inputs.t())
-    grad.copy_(update) if fresh else grad.add_(update)
+    for rows in _parts(grad):
+        put = grad[rows].copy_ if fresh else grad[rows].add_
+        put(_multiply(grad_output[:, rows].t(), inputs.t()))
 
 
 MATMULS: Mapping[str, Mapping[str, Callable[..., object]]] = MappingProxyType(
@@ -68,6 +72,12 @@ def _entrance() -> Any:
 
 def _takes(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype == torch.float32 and a.numel() > 0 and b.numel() > 0
+
+
+def _parts(out: Tensor) -> Iterator[slice]:
+    """Rows of a buffer [rows, columns], a few at a time."""
+    step = max(1, TEMPORARY_ELEMENTS // out.shape[1])
+    return (slice(first, first + step) for first in range(0, len(out), step))
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

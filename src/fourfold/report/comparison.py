@@ -48,6 +48,12 @@ class RankComparison:
     kinds: tuple[KindComparison, ...]
 
     @property
+    def peak_error(self) -> float | None:
+        """How far the predicted peak is off the measured one, as a share of it."""
+        measured = self.measured.peak_memory_bytes
+        return self.predicted_peak / measured - 1 if measured else None
+
+    @property
     def sent_equal(self) -> bool:
         """Whether the bytes that the rank counted are those that its program declares, axis by axis."""
         counted = {axes: size for axes, size in self.measured.sent_bytes.items() if size}

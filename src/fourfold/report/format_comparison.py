@@ -43,17 +43,26 @@ def headline(found: Comparison) -> list[str]:
             f"          not predicted: {found.why_not}",
         ]
 
-    def off(rank: RankComparison) -> float:
-        return rank.predicted_peak / max(1, rank.measured.peak_memory_bytes) - 1
-
-    worst = max(found.ranks, key=lambda rank: abs(off(rank)))
-    pair = f"predicted {format_bytes(worst.predicted_peak)}, measured {format_bytes(worst.measured.peak_memory_bytes)}"
-    on = f"on rank {worst.measured.rank}, which is furthest off" if len(found.ranks) > 1 else "at most"
-    lines.append(f"memory    {pair} {on}: {signed(off(worst), 2)}")
+    lines.append(f"memory    {_memory_text(found)}")
     unequal = [rank for rank in found.ranks if not rank.sent_equal]
     sent = sum(sum(rank.measured.sent_bytes.values()) for rank in found.ranks)
     which = f"different on rank {unequal[0].measured.rank}" if unequal else "equal on every rank and axis"
     return [*lines, f"bytes     {format_bytes(sent)} sent by all ranks in a step; predicted and counted: {which}"]
+
+
+def _memory_text(found: Comparison) -> str:
+    """The rank whose predicted peak is furthest off; the largest predicted one where nothing measured any."""
+    if all(rank.peak_error is None for rank in found.ranks):
+        most = max(rank.predicted_peak for rank in found.ranks)
+        return f"predicted {format_bytes(most)} at most; not measured: run.track_memory = true does"
+    worst = max(found.ranks, key=lambda rank: abs(rank.peak_error or 0.0))
+    pair = f"predicted {format_bytes(worst.predicted_peak)}, measured {_bytes(worst.measured.peak_memory_bytes)}"
+    on = f"on rank {worst.measured.rank}, which is furthest off" if len(found.ranks) > 1 else "at most"
+    return f"{pair} {on}: {signed(worst.peak_error or 0.0, 2)}"
+
+
+def _bytes(size: int | None) -> str:
+    return "-" if size is None else format_bytes(size)
 
 
 def difference_line(found: Comparison, each: Difference) -> str:
@@ -101,7 +110,7 @@ def rank_lines(found: Comparison) -> list[str]:
     for rank in furthest(found, SHOWN_RANKS):
         peak = rank.measured.peak_memory_bytes
         row = [f"rank {rank.measured.rank}", f"{rank.pp_rank}", _milliseconds(rank.predicted_seconds)]
-        row += [_milliseconds(rank.measured.step_seconds), format_bytes(rank.predicted_peak), format_bytes(peak)]
+        row += [_milliseconds(rank.measured.step_seconds), format_bytes(rank.predicted_peak), _bytes(peak)]
         row += [format_bytes(sum(rank.measured.sent_bytes.values())), "=" if rank.sent_equal else "DIFFERS"]
         rows.append([*row, _largest(rank)])
     cut = len(found.ranks) - len(rows)

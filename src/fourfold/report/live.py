@@ -152,8 +152,10 @@ def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     moved = state.last.get("comm_bytes") or {}
     skipped = int(state.number("skipped_steps") or 0)
     tokens = state.number("tokens")
-    predicted = f" (predicted {format_bytes(state.info.predicted_peak_bytes)})" if inner >= _DETAIL_COLUMNS else ""
-    memory = f"{format_bytes(peak)}{predicted}" if peak is not None else "-"
+    predicted = f"predicted {format_bytes(state.info.predicted_peak_bytes)}"
+    memory = predicted if peak is None else format_bytes(peak)
+    if peak is not None and inner >= _DETAIL_COLUMNS:
+        memory += f" ({predicted})"
     return [
         ("tokens/s", format_count(rate) if rate is not None else "-"),
         ("MFU", f"{100 * mfu:.1f} % of measured peak" if mfu is not None else "-"),

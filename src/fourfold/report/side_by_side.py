@@ -106,7 +106,7 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
             "fits": True,
             "bubble_fraction": None,
             "device_memory_bytes": None,
-            "memory_bytes": max(each.peak_memory_bytes for each in ranks),
+            "memory_bytes": max((peak for each in ranks if (peak := each.peak_memory_bytes)), default=None),
             "exposed_seconds": {},
             "layout": layout,
             "run": run,

@@ -67,6 +67,7 @@ def end_server(started: Started) -> None:
 
 def serve(connection: socket.socket) -> None:
     """Forks ranks as it is asked, and says how they end, until the connection closes."""
+    gc.disable()  # a collection during imports looks at all that stays, again and again
     import fourfold.train.loop
     import fourfold.train.session
     import fourfold.train.worker  # noqa: F401
@@ -79,8 +80,8 @@ def serve(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher passes them on to the ranks
-    gc.collect()
     gc.freeze()  # pages of what is imported stay shared: no collection touches them
+    gc.enable()
     _say(connection, {"ready": True})
     while True:
         ready, _, _ = select.select([connection.fileno(), ended], [], [])

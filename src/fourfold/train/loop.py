@@ -46,14 +46,14 @@ from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.matmul_choice import choose_matmuls_for_run
-from fourfold.train.measured import check_sent, known_peak_bytes, rank_measured, write_measured
+from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event, finite
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
-from fourfold.train.session import RankContext, StopSignal, generation
+from fourfold.train.session import RankContext, StopSignal
 from fourfold.train.step_programs import StepPrograms
 from fourfold.train.step_values import Rates, step_values
 from fourfold.train.waits import explained, save_barrier
@@ -127,9 +127,10 @@ class Training:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
         self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
-        self.peak_bytes = known_peak_bytes(out, context.rank, self.program) if generation() else 0
+        self.peak_bytes: int | None = None
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
+        self._tracks_memory = self.config.run.track_memory and context.device.type == "cpu"
 
     def _restore(self, path: Path, copy: MemoryCopy | None) -> dict[str, Any]:
         """Fills this rank's state from a checkpoint, or from a copy in memory."""
@@ -199,11 +200,9 @@ class Training:
                 tensor = self.skips.locate(self.executor.own_gradients, self.context)
                 _event(log, "skip", step=self.step, tensor=tensor)
             self.step += 1
-            counted: dict[str, Any] = {
-                "peak_memory_bytes": self.peak_bytes,
-                "comm_bytes": self.sent_bytes,
-                "skipped_steps": self.skipped,
-            }
+            counted: dict[str, Any] = {"comm_bytes": self.sent_bytes, "skipped_steps": self.skipped}
+            if self.peak_bytes is not None:
+                counted["peak_memory_bytes"] = self.peak_bytes
             if self.memory is not None and not result.skipped and self.step % self.memory.every_steps == 0:
                 taken = self.memory.take(self.step, self._info(), self.units, self.executor.routers)
                 counted["memory_copy_seconds"] = taken
@@ -242,7 +241,7 @@ class Training:
         program = self.programs.at(self.step).program
         self.board.enter(TRAINING, self.step, program)
         try:
-            if self.peak_bytes == 0 and self.context.device.type == "cpu":
+            if self._tracks_memory and self.peak_bytes is None:
                 return self._tracked_step(program, feed, lr)
             plain = observer is None and program is self.program
             if plain and self.config.run.cuda_graphs:

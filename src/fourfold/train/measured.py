@@ -51,8 +51,8 @@ class StepTimeline:
 @dataclass(frozen=True)
 class RankMeasured:
     """One rank's measurements. `steps`: the number of timed steps; `last_step`: the latest of them; `step_seconds`: their median,
-    the batch's preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of its program; `timeline`: of the
-    latest step, where the rank is the first of its stage."""
+    the batch's preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of its program; `peak_memory_bytes`:
+    None where nothing measured it; `timeline`: of the latest step, where the rank is the first of its stage."""
 
     rank: int
     world_size: int
@@ -63,7 +63,7 @@ class RankMeasured:
     step_seconds: float
     kinds: Mapping[str, KindTime]
     sent_bytes: Mapping[str, int]
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     timeline: StepTimeline | None = None
     version: int = field(default=1)
 
@@ -75,7 +75,7 @@ def rank_measured(
     device: str,
     steps: Sequence[Timed],
     sent_bytes: Mapping[str, int],
-    peak_memory_bytes: int,
+    peak_memory_bytes: int | None,
 ) -> RankMeasured:
     """From the steps that a rank timed, at least one of them."""
     layout, last = view.spec.layout, steps[-1]
@@ -145,17 +145,8 @@ def read_measured(folder: Path) -> list[RankMeasured]:
     return sorted(found, key=lambda each: each.rank)
 
 
-def known_peak_bytes(folder: Path, rank: int, program: Program) -> int:
-    """The peak that this rank measured in an earlier generation of the same program; 0 where it did not."""
-    try:
-        found = _parse(json.loads(measured_path(folder, rank).read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return 0
-    return found.peak_memory_bytes if found.program == digest(program) else 0
-
-
 def _parse(table: dict[str, Any]) -> RankMeasured:
-    line = table["timeline"]
+    line, peak = table["timeline"], table["peak_memory_bytes"]
     return RankMeasured(
         rank=_count(table["rank"]),
         world_size=_count(table["world_size"]),
@@ -166,7 +157,7 @@ def _parse(table: dict[str, Any]) -> RankMeasured:
         step_seconds=_seconds(table["step_seconds"]),
         kinds={str(k): KindTime(_count(v["count"]), _seconds(v["seconds"])) for k, v in table["kinds"].items()},
         sent_bytes={str(axes): _count(size) for axes, size in table["sent_bytes"].items()},
-        peak_memory_bytes=_count(table["peak_memory_bytes"]),
+        peak_memory_bytes=None if peak is None else _count(peak),
         timeline=None
         if line is None
         else StepTimeline(_count(line["step"]), _seconds(line["begun"]), tuple(map(_seconds, line["ends"]))),

@@ -108,9 +108,9 @@ def init_rank_context(section: RunSection) -> RankContext:
 class StopSignal:
     """Agrees between ranks at which step to stop: whoever is asked says so in the store; rank 0 names a step not yet passed.
 
-    A thread asks the store while a step runs, and the answer is read before the next one, so that no step waits for the store. A
-    rank that asks during step k + 2 sees what rank 0 named during step k: ranks are at most one step apart, as every step ends
-    in a collective.
+    A thread asks the store while a step runs, one request a rank, and the answer is read before the next step, so that none waits
+    for the store. A rank that asks during step k + 2 sees what rank 0 named during step k: ranks are at most one step apart, as
+    every step ends in a collective.
     """
 
     MARGIN_STEPS = 3
@@ -138,10 +138,12 @@ class StopSignal:
         if requested and not self._told:
             store.set("stop_requested", "1")
             self._told = True
-        named = _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
-        if named is None and self._context.rank == 0 and store.check(["stop_requested"]):
-            named = step + self.MARGIN_STEPS
-            store.set("stop_at", str(named))
+        if self._context.rank != 0:
+            return _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
+        if not store.check(["stop_requested"]):
+            return None
+        named = step + self.MARGIN_STEPS
+        store.set("stop_at", str(named))
         return named
 
 

@@ -686,7 +686,7 @@ export interface RankDocument {
   measured_step_seconds: number;
   timed_steps: number;
   predicted_peak_bytes: number;
-  measured_peak_bytes: number;
+  measured_peak_bytes: number | null;
   predicted_sent_bytes: Record<string, number>;
   measured_sent_bytes: Record<string, number>;
   sent_bytes_equal: boolean;
