@@ -20,9 +20,8 @@ TOLERANCE = 1e-9
 ROUNDED = 1e-7
 """Low-precision matmuls: there a last bit may move a number to its neighbour in 8 bits."""
 
-MEMORY, DIRECTIONS = 0.02, 0.25
-"""The error of predicted peak memory, as a share of what is not resident. Muon's momentum declares more than it takes, which in
-models as small as these is the peak."""
+MEMORY = 0.01
+"""The error of predicted peak memory, as a share of what is not resident."""
 
 
 def check_combination(each: Combination, folder: Path) -> None:
@@ -71,8 +70,7 @@ def check_memory(ranks: int, table: dict[str, Any]) -> None:
     if count:
         every = {"num_expert_groups": 1, "top_groups": 1} if model.get("num_expert_groups") else {}
         model = {**model, "top_k": count, **every}
-    tolerance = DIRECTIONS if table["optimizer"].get("name") == "muon" else MEMORY
-    check_peaks(ranks, {**table, "model": model, "batch": {**table["batch"], "steps": 1}}, tolerance)
+    check_peaks(ranks, {**table, "model": model, "batch": {**table["batch"], "steps": 1}}, MEMORY)
 
 
 def state_of(folder: Path, table: dict[str, Any]) -> dict[str, torch.Tensor]:
