@@ -122,19 +122,19 @@ def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], expected: tupl
 
 
 def test_a_run_computes_with_the_one_that_it_names(tmp_path: Path, corpus: Path) -> None:
-    """Its record and its checkpoint say so; the losses are those of the other back end but for rounding."""
-    losses = {}
+    """Its record and its checkpoint say so; losses and norms are those of the other back end but for rounding."""
+    found = {}
     for name in ("auto", "tiled"):
         out = make_run(tmp_path / name, corpus, run={"attention_backend": name, "sample_tokens": 0}, batch={"steps": 3})
         codes, errors = finish(start_training(out, 1))
         assert codes == [0], errors
-        losses[name] = [row["loss"] for row in lines(out / "metrics.jsonl")]
+        found[name] = [row[key] for row in lines(out / "metrics.jsonl") for key in ("loss", "grad_norm")]
         (newest,) = (out / "checkpoints").glob("step-*")
         assert read_manifest(newest).info["attention"] == {"auto": "flash"}.get(name, name)
         told = [event for event in lines(out / "events.jsonl") if event["event"] == "attention"]
         assert [event["backend"] for event in told] == ([] if name == "auto" else [name])
-    assert losses["tiled"] == pytest.approx(losses["auto"], rel=1e-5)
-    assert losses["tiled"] != losses["auto"]
+    assert found["tiled"] == pytest.approx(found["auto"], rel=1e-5)
+    assert found["tiled"] != found["auto"]
 
 
 def test_a_run_that_names_one_for_gpus_ends_on_a_processor(tmp_path: Path, corpus: Path) -> None:

@@ -5,6 +5,7 @@ They are small, and take the device no time to speak of; the host starts each of
 
 from fourfold.model.work import Elementwise, HostCopy, Item, Join, Start, Work
 from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.matrices import hidden_matrices, parts_of_shard
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.view import RankView
@@ -13,6 +14,8 @@ _ONCE = 3
 """The count of targets goes to the device; a step's results are read in one copy."""
 _NORM, _NORM_OF_UNIT = 14, 8
 _BALANCE, _BALANCE_OF_ROUTER, _BIAS = 6, 1, 5
+_DIRECTION, _MOVED, _UPDATED = 2, 4, 5
+"""Muon: of a shard's momentum, and of each matrix that the shard has a part of, in its momentum and in its update."""
 
 
 def work_launches(work: Work) -> int:
@@ -40,13 +43,22 @@ def launches_beside(step: Instruction | Pattern, view: RankView) -> int:
     if op is Op.BALANCE:
         of_router = _BALANCE_OF_ROUTER + (_BIAS if spec.model.balance_bias_speed else 0)
         return _BALANCE + of_router * len(view.moe_segments)
+    if op is Op.MOMENTUM and step.segment is not None:
+        return _DIRECTION + _MOVED * _num_matrices(view, step.segment)
     if op is Op.UPDATE and step.segment is not None:
         flat = view.flats[step.segment]
         rates = len({p.spec.lr_scale for p in flat.parameters if p.weight_decay})
-        return int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel) + max(0, rates - 1)
+        beside = int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel) + max(0, rates - 1)
+        return beside + _UPDATED * _num_matrices(view, step.segment)
     if op is Op.REDUCE:
         return int(any(str(name).startswith("reduce/") for name in step.writes))
     return 0
+
+
+def _num_matrices(view: RankView, unit: str) -> int:
+    """Hidden matrices of which a unit's first shard has a part."""
+    flat = view.flats[unit]
+    return len(parts_of_shard(hidden_matrices(view.spec, flat), *flat.shard_range(0), 0))
 
 
 def step_launches(program: Program, view: RankView) -> int:
