@@ -147,9 +147,8 @@ def test_what_405_billion_parameters_on_8_devices_would_take(watched: Watched) -
     take = tab.get_by_role("button", name=re.compile(r"Take [\d,]+ devices"))
     take.wait_for(timeout=60_000)
     number = int(take.inner_text().split()[1].replace(",", ""))
-    assert (
-        number >= 29
-    )  # optimizer states wait on the host: 6 bytes a parameter are 2.4 TB, 29 devices and more of 86 GB
+    # optimizer states wait on the host: 6 bytes a parameter are 2.4 TB, 29 devices and more of 86 GB
+    assert number >= 29
     take.click()
     until(tab, f"location.hash.includes('cluster=dgx-h100:{number}')")
 
