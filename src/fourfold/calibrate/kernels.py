@@ -16,11 +16,10 @@ from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.work import Attention, Gemm
 from fourfold.program import lower_pipeline
 from fourfold.runtime.matmuls import (
-    KINDS,
-    LibrarySeconds,
     by_onednn,
     faster_by_onednn,
     measure,
+    of_slowest,
     problem_of_onednn,
     processor_clock,
     step_matmuls,
@@ -40,9 +39,14 @@ def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) ->
     if device.type != "cpu" or spec.compute != "fp32" or problem_of_onednn() is not None:
         return ()
     seconds = measure(step_matmuls(lower_pipeline(spec)[0]), processor_clock)
-    slowest = torch.tensor([seconds[kind] for kind in KINDS], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return faster_by_onednn({kind: LibrarySeconds(*pair) for kind, pair in zip(KINDS, slowest.tolist(), strict=True)})
+    return faster_by_onednn(of_slowest(seconds, _most_of_ranks))
+
+
+def _most_of_ranks(numbers: list[float]) -> list[float]:
+    most = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    found: list[float] = most.tolist()
+    return found
 
 
 def library_text(by_library: Sequence[str]) -> str:

@@ -80,6 +80,14 @@ def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, LibrarySeconds]:
     return found
 
 
+def of_slowest(
+    seconds: Mapping[str, LibrarySeconds], most: Callable[[list[float]], list[float]]
+) -> dict[str, LibrarySeconds]:
+    """Each library's time on its slowest rank, so that all ranks take the same. `most`: over all ranks, number by number."""
+    slowest = most([each for pair in seconds.values() for each in pair])
+    return {kind: LibrarySeconds(*slowest[2 * i : 2 * i + 2]) for i, kind in enumerate(seconds)}
+
+
 def faster_by_onednn(seconds: Mapping[str, LibrarySeconds]) -> tuple[str, ...]:
     """The kinds that oneDNN computes in clearly less time."""
     return tuple(kind for kind in KINDS if seconds[kind].onednn < (1 - MARGIN) * seconds[kind].torch)

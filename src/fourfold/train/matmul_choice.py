@@ -23,6 +23,7 @@ from fourfold.runtime.matmuls import (
     by_onednn,
     faster_by_onednn,
     measure,
+    of_slowest,
     problem_of_onednn,
     processor_clock,
     step_matmuls,
@@ -109,7 +110,7 @@ def choose_matmuls(
         return ChosenMatmuls(KINDS, "as the run file says")
     if recorded:
         return ChosenMatmuls(tuple(kind for kind in KINDS if kind in recorded.split(", ")), "as before the checkpoint")
-    seconds = _agreed(_known(matmuls, cache, clock), ranks)
+    seconds = of_slowest(_known(matmuls, cache, clock), ranks.most)
     times = ", ".join(f"{kind} {1000 * pair.torch:.1f} and {1000 * pair.onednn:.1f}" for kind, pair in seconds.items())
     return ChosenMatmuls(faster_by_onednn(seconds), f"ms by PyTorch's own library and by oneDNN: {times}")
 
@@ -126,11 +127,6 @@ def _known(matmuls: MatmulCounts, cache: Path, clock: Clock) -> dict[str, Librar
     return {
         kind: LibrarySeconds(*(known.get(f"{kind}, {name}", 0.0) for name in LibrarySeconds._fields)) for kind in KINDS
     }
-
-
-def _agreed(seconds: dict[str, LibrarySeconds], ranks: AgreeingRanks) -> dict[str, LibrarySeconds]:
-    slowest = ranks.most([each for pair in seconds.values() for each in pair])
-    return {kind: LibrarySeconds(*slowest[2 * i : 2 * i + 2]) for i, kind in enumerate(seconds)}
 
 
 def _recorded(newest: Path | None, copy: Manifest | None) -> str:
