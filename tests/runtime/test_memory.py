@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import torch
 
-from tests.support.parity_ranks import run_rank
-from tests.support.parity_runs import DEEPSEEK_V3, QWEN3_MOE, run_table
+from fourfold.program.sizes import buffer_bytes
+from tests.support.parity_ranks import prepare_rank, run_rank
+from tests.support.parity_runs import DEEPSEEK_V3, QWEN3_MOE, RankData, global_batch, run_table
 from tests.support.peak_errors import check_peaks
 from tests.support.ranks import run_on_ranks
 from tests.support.schedules import NAMES, least_stages
@@ -62,11 +64,37 @@ def test_other_shapes(model: dict, data: dict, length: int, recompute: str) -> N
     assert abs(_error(2, layout, "fp32", length, model=model, data=data)) < 0.03
 
 
+@pytest.mark.parametrize(
+    ("layout", "sections"),
+    [
+        ({}, {}),
+        ({"cp": 2}, {}),
+        ({"cp": 2}, {"data": {"document_mask": True}}),
+        ({}, {"data": {"document_mask": True}}),
+        ({"cp": 2}, {"model": {**GPT2, "max_position": 128}}),
+        ({"cp": 2}, {"model": {"mtp_layers": 1}}),
+    ],
+    ids=["plain", "cp", "cp, documents", "documents", "cp, learned positions", "cp, tokens ahead"],
+)
+def test_a_microbatch_takes_the_bytes_that_are_declared(layout: dict, sections: dict) -> None:
+    """To the byte; rotary tables of all positions are there before it."""
+    model, ranks = {**MODEL, **sections.get("model", {})}, layout.get("cp", 1)
+    batch = {"global_sequences": 4, "sequence_length": 128, "steps": 1}
+    table = run_table(
+        model=model, batch=batch, layout={"microbatch_sequences": 2, **layout}, data=sections.get("data", {})
+    )
+    spec = (view := prepare_rank(0, table, ranks)[1]).spec
+    data = RankData(global_batch(0, 4, 128, spec.model.vocab_size, spec.document_mask), spec, 0)
+    there = {each.untyped_storage().data_ptr() for each in data._tables}
+    parts = [part for part in vars(data.load(0)).values() if isinstance(part, torch.Tensor)]
+    own = sum(part.nbytes for part in parts if part.untyped_storage().data_ptr() not in there)
+    assert buffer_bytes(view, "batch/m0") == own
+
+
 # Pipelines, split layers, split sequences, experts
 
-TIGHT = 0.02
-"""Tolerance as a share of the memory that is not resident. Measured below 0.002, but gloo frees a tensor that it reduced a moment
-after its end."""
+TIGHT = 0.005
+"""Tolerance as a share of the memory that is not resident. Measured below 0.002."""
 ROUTED = 0.12
 """Tolerance with a router, which decides how many rows an expert gets; the prediction assumes equal numbers. Measured: up to
 0.065."""
