@@ -4,7 +4,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from operator import mul
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,18 +19,34 @@ from fourfold.model.work import Gemm
 from fourfold.program import Op, Program
 
 KINDS = tuple(MATMULS)
-MARGIN = 0.04
+MARGIN = 0.02
 """The share of the time that oneDNN must save: between close ones the noise of a measurement would choose."""
-REPEATS = 3
-MOST_TOKENS, FEWEST_TOKENS = 512, 64
+REPEATS = 4
+"""The first of them also warms up."""
+TOKENS = (512, 256, 128, 64)
+"""Numbers of tokens that are timed. A library's last block of rows is a full one, as in most batches."""
 MEASURED_FLOPS = 4e9
-"""FLOPs of one kind's matmuls, timed once; tokens are left out above them."""
+"""FLOPs of one kind's matmuls, timed once; of fewer tokens than a step has."""
 CHECKED = ((1, 1, 1), (7, 33, 5), (64, 48, 130))
 """Tokens, inputs and outputs of the matmuls that are checked."""
 
 MatmulCounts = Mapping[str, Counter[Gemm]]
 """By kind, the matmuls of a step and how often it has each."""
 Clock = Callable[[Callable[[], object]], float]
+
+
+class Library(Protocol):
+    """The operations of a library that are timed."""
+
+    def linear(self, x: Tensor, weight: Tensor, /) -> Tensor: ...
+
+    def matmul(self, a: Tensor, b: Tensor, /) -> Tensor: ...
+
+    def accumulate(self, grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool, /) -> None: ...
+
+
+Call = Callable[[Library], object]
+LIBRARIES: tuple[Library, ...] = (torch_operations, torch_onednn)
 
 
 class LibrarySeconds(NamedTuple):
@@ -65,18 +83,17 @@ def problem_of_onednn() -> str | None:
 
 
 def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, LibrarySeconds]:
-    """Seconds of each kind, both libraries taking turns, the shortest of a few; 0 for a kind that has no matmuls."""
+    """Seconds of each kind, both libraries taking turns, the shortest of a few; 0 for a kind that has no matmuls.
+
+    A library computes every matmul of the kind in its turn. So their weights come from memory, as in a step.
+    """
     found = {}
     for kind in KINDS:
         gemms = _cut(matmuls[kind])
-        totals = [0.0, 0.0]
-        for gemm, times in gemms.items():
-            calls = [_call(kind, gemm, operations) for operations in (torch_operations, torch_onednn)]
-            for call in calls:
-                call()
-            rounds = [[clock(call) for call in calls] for _ in range(REPEATS)]
-            totals = [total + times * min(each) for total, each in zip(totals, zip(*rounds, strict=True), strict=True)]
-        found[kind] = LibrarySeconds(*totals)
+        calls = [_call(kind, gemm) for gemm in gemms]
+        rounds = [[_seconds(calls, library, clock) for library in LIBRARIES] for _ in range(REPEATS)]
+        shortest = [[min(each) for each in zip(*turns, strict=True)] for turns in zip(*rounds, strict=True)]
+        found[kind] = LibrarySeconds(*(sum(map(mul, gemms.values(), seconds), 0.0) for seconds in shortest))
     return found
 
 
@@ -108,7 +125,8 @@ def processor_clock(call: Callable[[], object]) -> float:
 def _cut(gemms: Counter[Gemm]) -> Counter[Gemm]:
     """The same matmuls of fewer tokens."""
     a_token = sum(gemm.flops / _tokens(gemm) for gemm in gemms)
-    most = min(MOST_TOKENS, max(FEWEST_TOKENS, int(MEASURED_FLOPS / a_token))) if a_token else 0
+    affordable = int(MEASURED_FLOPS / a_token) if a_token else 0
+    most = next((tokens for tokens in TOKENS if tokens <= affordable), TOKENS[-1])
     cut: Counter[Gemm] = Counter()
     for gemm, times in gemms.items():
         tokens = min(_tokens(gemm), most)
@@ -120,18 +138,22 @@ def _tokens(gemm: Gemm) -> int:
     return gemm.inner if gemm.accumulates else gemm.rows
 
 
-def _call(kind: str, gemm: Gemm, operations: Operations) -> Callable[[], object]:
+def _seconds(calls: list[Call], library: Library, clock: Clock) -> list[float]:
+    return [clock(partial(call, library)) for call in calls]
+
+
+def _call(kind: str, gemm: Gemm) -> Call:
     """The matmul as a segment calls it."""
     if kind == WEIGHT_GRADIENT:
         grad = torch.zeros(gemm.rows, gemm.columns)
         output, inputs = torch.full((gemm.inner, gemm.rows), 1e-6), torch.full((gemm.inner, gemm.columns), 1e-6)
-        return lambda: operations.accumulate(grad, output, inputs, False)
+        return lambda library: library.accumulate(grad, output, inputs, False)
     x = torch.full((gemm.rows, gemm.inner), 0.5)
     if kind == FORWARD:
         weight = torch.full((gemm.columns, gemm.inner), 0.01)
-        return lambda: operations.linear(x, weight)
+        return lambda library: library.linear(x, weight)
     weight = torch.full((gemm.inner, gemm.columns), 0.01)
-    return lambda: operations.matmul(x, weight)
+    return lambda library: library.matmul(x, weight)
 
 
 def _fault(tokens: int, inputs: int, outputs: int) -> str | None:
