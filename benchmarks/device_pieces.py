@@ -2,8 +2,9 @@
 
     python benchmarks/device_pieces.py
 
-Other ways: a plain formula through torch.compile, PyTorch's own operator, liger-kernel where it is installed. Each must first give
-the same result. Without a CUDA device the same code runs on a tiny model, which torch.compile traces and does not compile.
+Other ways: a plain formula through torch.compile, PyTorch's own operator, the Triton kernels that a run may choose, liger-kernel
+where it is installed. Each must first give the same result. Without a CUDA device the same code runs on a tiny model, which
+torch.compile traces and does not compile.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fused_pieces import Piece, dense_pieces, expert_pieces, update_piece
-from fused_ways import Way, copies, formula, liger, off, operator, tensors
+from fused_ways import Way, chosen, copies, formula, liger, off, operator, tensors
 
 TOLERANCE = 0.02
 """How far a result may be off, in proportion to its norm."""
@@ -63,6 +64,7 @@ def ways(name: str) -> dict[str, Callable[[], Way | None]]:
     return {
         "torch.compile": lambda: plain and torch.compile(plain, dynamic=False, backend=backend),
         own[0] if own else "operator": lambda: own and own[1],
+        "Triton": lambda: chosen(name, device()),
         "liger-kernel": lambda: liger(name),
     }
 

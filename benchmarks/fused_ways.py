@@ -1,4 +1,5 @@
-"""Other ways to compute the pieces of `fused_pieces.py`: formulas for torch.compile, PyTorch's operators, liger-kernel."""
+"""Other ways to compute the pieces of `fused_pieces.py`: formulas for torch.compile, PyTorch's operators, the kernels that a run
+may choose, liger-kernel."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from fourfold.norms.backends import TRITON
 from fused_pieces import ADAMW, DECAY, EXPERTS, RATE, Arrays, Input, Piece
 
 Results = tuple[Tensor, ...]
@@ -60,6 +62,15 @@ def operator(name: str, device: torch.device) -> tuple[str, Way] | None:
     if name == "RMSNorm backward + residual" and device.type != "cuda":
         return None
     return OPERATORS.get(name)
+
+
+def chosen(name: str, device: torch.device) -> Way | None:
+    """The Triton kernels that a run's norms may take. Raises `ImportError` where they cannot run."""
+    if name not in TRITON_NORMS:
+        return None
+    if device.type != "cuda" or find_spec("triton") is None:
+        raise ImportError("Triton's kernels need CUDA and the package triton")
+    return TRITON_NORMS[name]
 
 
 def liger(name: str) -> Way | None:
@@ -185,6 +196,18 @@ OPERATORS: dict[str, tuple[str, Way]] = {
     "grouped matmul": ("torch._grouped_mm", _grouped_by_operator),
     "AdamW": ("foreach", _adamw_by_list),
 }
+
+
+def _norm_by_triton(a: Arrays) -> Results:
+    return (TRITON.forward(a["x"], a["weight"], EPS)[0],)
+
+
+def _norm_backward_by_triton(a: Arrays) -> Results:
+    out, grad = TRITON.backward(a["grad"], a["x"], a["scale"], a["weight"], a["residual"])
+    return out, a["weight_grad"].add_(grad)
+
+
+TRITON_NORMS: dict[str, Way] = {"RMSNorm": _norm_by_triton, "RMSNorm backward + residual": _norm_backward_by_triton}
 
 
 def _norm_by_liger(a: Arrays) -> Results:

@@ -1,13 +1,13 @@
 """The Triton kernels: run by Triton's interpreter, and compiled by its compiler for GPUs that are not here."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.support.subprocesses import run_without_pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 A100, H100 = 80, 90
@@ -32,7 +32,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(
 ) -> None:
     """Which is all that can be known of them here."""
     command = [sys.executable, "-m", "tests.support.compile_kernels", str(capability), dtype, *map(str, widths)]
-    done = run(command, {"TRITON_CACHE_DIR": str(tmp_path)})
+    done = run_without_pytest(command, {"TRITON_CACHE_DIR": str(tmp_path)})
     shared = json.loads(done.stdout)
     assert set(shared) == {"forward_kernel", "keys_kernel", "queries_kernel"}
     assert max(shared.values()) <= SHARED[capability]
@@ -42,14 +42,5 @@ def test_kernels_equal_attention_with_a_mask(tmp_path: Path) -> None:
     interpreted = "0" if torch.cuda.is_available() else "1"
     checks = Path(__file__).with_name("kernel_checks.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
-    done = run(command, {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)})
+    done = run_without_pytest(command, {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)})
     assert "13 passed" in done.stdout
-
-
-def run(command: list[str], extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """In the folder above `tests`, with no word of the process that runs this test."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
-    folder = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**kept, **extra}, cwd=folder)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done

@@ -14,6 +14,7 @@ from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model import torch_operations
+from fourfold.model.operations import with_operations
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
 from fourfold.runtime.collectives import Handle, make_groups
@@ -25,6 +26,7 @@ from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.norm_choice import BACKENDS
 from tests.support.parity_runs import STEPS, RankData, global_batch
 
 LINKS: Links = {}
@@ -66,10 +68,11 @@ def run_rank(
     start: Path | None = None,
     save: Path | None = None,
     by_library: tuple[str, ...] = (),
+    norms: str = "",
 ) -> dict[str, Any]:
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part. `start`: a folder with the
     state before step `SAVED`, from which it goes on; `save`: where that state is saved; `by_library`: the kinds of matmuls that
-    oneDNN computes."""
+    oneDNN computes; `norms`: the back end of norms that segments call, by name."""
     config, view = prepare_rank(rank, table, ranks)
     spec = view.spec
     program = lower_step(view)
@@ -84,6 +87,8 @@ def run_rank(
         lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
     )
     operations = by_onednn(torch_operations, by_library)
+    if norms:
+        operations = with_operations(operations, {"norms": BACKENDS[norms]})
     executor = Executor(view, units, groups, config.optimizer, device, rank, operations=operations)
     numbers = range(0 if start is None else SAVED, config.batch.steps or STEPS)
     if start is not None:

@@ -24,6 +24,7 @@ AttentionBackendName = Literal[
 ]
 
 
+NormBackendName = Literal["auto", "formula", "torch", "triton"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
 
 
@@ -222,6 +223,10 @@ class RunSection(Section):
     attention_backend: AttentionBackendName = "auto"
     """Kernels of attention. `auto`: on CUDA the fastest that computes this run's attention right, measured once for a device and
     its shapes; on a processor, and by name, `flash` is PyTorch's FlashAttention. See docs/flash-attention.md."""
+    norm_backend: NormBackendName = "auto"
+    """Kernels of RMSNorm. `formula`: operator by operator; `torch`: PyTorch's fused operator; `triton`: fourfold's two kernels, the
+    last two on CUDA. `auto`: on CUDA the fastest that computes them right, measured once for a device and its shapes; else
+    `formula`."""
     cuda_graphs: bool = False
     """Whether a step is captured as a CUDA graph and replayed, so that the host starts no kernels one by one. For models without
     experts and without `data.document_mask`, with AdamW or SGD. No instruction of a step can then be watched or timed by itself."""

@@ -7,7 +7,8 @@ backward on the run's own shapes.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,14 @@ SCALE_OF_WIDTH = -0.5
 
 Clock = Callable[[Callable[[], object]], float]
 """Seconds of one call."""
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Backend = TypeVar("Backend", bound=Named)
 
 
 class Trial(NamedTuple):
@@ -45,12 +54,22 @@ def examine(backend: AttentionBackend, case: AttentionCase) -> str | None:
 
 def compare(backends: Iterable[AttentionBackend], case: AttentionCase, clock: Clock) -> dict[str, Trial]:
     """Every back end's trial, by name."""
+    return trials_of(backends, partial(examine, case=case), partial(_step, case=case), clock)
+
+
+def trials_of(
+    backends: Iterable[Backend],
+    examine: Callable[[Backend], str | None],
+    timed: Callable[[Backend], Callable[[], object]],
+    clock: Clock,
+) -> dict[str, Trial]:
+    """The same of any back ends. `examine`: why one cannot be taken; `timed`: the call whose time decides."""
     trials = {}
     for backend in backends:
-        problem, seconds = examine(backend, case), float("inf")
+        problem, seconds = examine(backend), float("inf")
         if problem is None:
             try:
-                seconds = clock(_step(backend, case))
+                seconds = clock(timed(backend))
             except Exception as error:  # such as too little memory
                 problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         trials[backend.name] = Trial(seconds, problem)

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import torch
 
 from fourfold.config.whole_file import bounded, write_whole
-from fourfold.flash.backends import AttentionCase
 
 MAX_BYTES = 2**20
 MAX_CASES = 256
@@ -24,13 +24,22 @@ _IDENTIFY = {"vendor_id", "cpu family", "model", "model name", "stepping", "cpu 
 PACKAGES = ("fourfold", "triton", "flash-attn", "flash-attn-3", "flash-attn-4")
 
 
+class DeviceCase(Protocol):
+    """A dataclass of the sizes and formats of a run's part, on a device."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def device(self) -> torch.device: ...
+
+
 def default_path() -> Path:
     """`fourfold/attention.json` in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fourfold" / "attention.json"
 
 
-def key_of(case: AttentionCase) -> str:
+def key_of(case: DeviceCase) -> str:
     """All that the times depend on: the device's name, the case, versions."""
     device = torch.cuda.get_device_name(case.device) if case.device.type == "cuda" else case.device.type
     sizes = [f"{name} {value}" for name, value in asdict(case).items() if name != "device"]

@@ -120,7 +120,7 @@ def mla_query_key_value_backward(
     with ops.fused():
         grad.add_(grad_input)
         del normed, grad_input
-        return normalize_backward(ops, grad, x, statistics, w).add_(residual)
+        return normalize_backward(ops, grad, x, statistics, w, residual)
 
 
 def _norm_compressed(env: Environment, compressed: Array, norm: Weight, name: str, saved: Saved) -> Array:
@@ -136,7 +136,7 @@ def _norm_again(env: Environment, norm: Weight, name: str, saved: Saved) -> Arra
     normed = saved.take_if_kept(f"normed_{name}")
     if normed is None:
         with env.ops.fused():
-            normed = apply_rms(env.ops, saved.see(name), saved.see(f"scale_{name}"), norm.data)
+            normed = apply_rms(env.ops, saved.see(name), saved.see(f"scale_{name}"), norm.data, COMPRESSED_NORM_EPS)
     return normed
 
 

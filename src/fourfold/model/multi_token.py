@@ -50,7 +50,7 @@ def combine_backward(
         into = both.chunk(2, dim=1)
         for half, source, norm, name in _halves(w, embedded, last):
             with ops.fused():
-                into[half].copy_(apply_rms(ops, source, saved.see(f"scale_{name}"), norm.data))
+                into[half].copy_(apply_rms(ops, source, saved.see(f"scale_{name}"), norm.data, env.model.norm_eps))
         del into
     w.projection.add_matmul(ops, grad, both)
     del both

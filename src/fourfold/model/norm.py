@@ -32,26 +32,35 @@ def normalize_again(ops: Operations, x: Array, statistics: Statistics, weights: 
     with ops.fused():
         if weights.norm_bias is not None:
             return layer_norm(ops, x, weights.norm.data, weights.norm_bias.data, eps)[0]
-        return apply_rms(ops, x, statistics[0], weights.norm.data)
+        return apply_rms(ops, x, statistics[0], weights.norm.data, eps)
 
 
-def normalize_backward(ops: Operations, grad: Array, x: Array, statistics: Statistics, weights: Normed) -> Array:
-    """The gradient of x [tokens, n]; adds those of weight and bias. `grad` [tokens, n] may be overwritten."""
-    if weights.norm_bias is not None:
-        return layer_norm_backward(ops, grad, x, statistics, weights.norm, weights.norm_bias)
-    return rms_norm_backward(ops, grad, x, statistics[0], weights.norm)
+def normalize_backward(
+    ops: Operations, grad: Array, x: Array, statistics: Statistics, weights: Normed, residual: Array | None = None
+) -> Array:
+    """The gradient of x [tokens, n] + `residual` [tokens, n]; adds those of weight and bias. `grad` [tokens, n] may be
+    overwritten."""
+    if weights.norm_bias is None:
+        return rms_norm_backward(ops, grad, x, statistics[0], weights.norm, residual)
+    grad_x = layer_norm_backward(ops, grad, x, statistics, weights.norm, weights.norm_bias)
+    return grad_x if residual is None else grad_x.add_(residual)
 
 
 def rms_norm(ops: Operations, x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
-    """x / rms(x) * weight over the last dim. x [..., n] -> (output [..., n], 1/rms [..., 1])."""
+    """x / rms(x) * weight over the last dim. x [..., n], weight [n], or [heads, n] where heads have their own -> (output [..., n],
+    1/rms [..., 1])."""
+    if ops.norms is not None and len(weight.shape) == 1:
+        return ops.norms.forward(x, weight, eps)
     source = ops.upcast(x)
     scale = ops.vector_norm(source)
     scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     return _scaled(source, x, scale, weight), scale
 
 
-def apply_rms(ops: Operations, x: Array, scale: Array, weight: Array) -> Array:
-    """The norm's output again, from its saved 1/rms."""
+def apply_rms(ops: Operations, x: Array, scale: Array, weight: Array, eps: float) -> Array:
+    """The norm's output again, to the bit, from its saved 1/rms."""
+    if ops.norms is not None:
+        return ops.norms.again(x, scale, weight, eps)
     return _scaled(ops.upcast(x), x, scale, weight)
 
 
@@ -62,8 +71,15 @@ def _scaled(source: Array, x: Array, scale: Array, weight: Array) -> Array:
     return source.mul_(scale).to(x.dtype).mul_(weight)
 
 
-def rms_norm_backward(ops: Operations, grad: Array, x: Array, scale: Array, weight: Weight) -> Array:
-    """The gradient of x [tokens, n]; adds the weight's own. `grad` [tokens, n] is overwritten where formats allow."""
+def rms_norm_backward(
+    ops: Operations, grad: Array, x: Array, scale: Array, weight: Weight, residual: Array | None = None
+) -> Array:
+    """The gradient of x [tokens, n] + `residual` [tokens, n]; adds the weight's own. `grad` [tokens, n] is
+    overwritten where formats allow."""
+    if ops.norms is not None:
+        grad_x, grad_weight = ops.norms.backward(grad, x, scale, weight.data, residual)
+        weight.add(grad_weight)
+        return grad_x
     out_dtype = x.dtype
     grad, x = ops.upcast(grad), ops.upcast(x)
     gain = ops.upcast(weight.data)
@@ -72,7 +88,8 @@ def rms_norm_backward(ops: Operations, grad: Array, x: Array, scale: Array, weig
     mean = ops.weighted_rows(projected, gain).div_(x.shape[-1])
     del projected
     grad.mul_(gain).addcmul_(x, mean.mul_(scale), value=-1).mul_(scale)
-    return grad.to(out_dtype)
+    grad_x = grad.to(out_dtype)
+    return grad_x if residual is None else grad_x.add_(residual)
 
 
 def layer_norm(ops: Operations, x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Statistics]:

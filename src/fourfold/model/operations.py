@@ -45,6 +45,25 @@ class Groups:
             start += size
 
 
+class NormKernels(Protocol):
+    """RMSNorm over the last dim by other kernels than `model/norm.py`'s formulas."""
+
+    def forward(self, x: Array, weight: Array, eps: float, /) -> tuple[Array, Array]:
+        """x [..., n], weight [n] -> (x / rms(x) * weight [..., n], 1/rms [..., 1])."""
+        ...
+
+    def again(self, x: Array, scale: Array, weight: Array, eps: float, /) -> Array:
+        """The output again, to the bit, from its 1/rms."""
+        ...
+
+    def backward(
+        self, grad: Array, x: Array, scale: Array, weight: Array, residual: Array | None, /
+    ) -> tuple[Array, Array]:
+        """The gradient of x [tokens, n] + `residual` [tokens, n], and that of the weight [n] in the format of sums. `grad` [tokens,
+        n] may be overwritten."""
+        ...
+
+
 class Operations(Protocol):
     """Functions of arrays. Shapes: T tokens, h features; `dim` as in torch."""
 
@@ -251,6 +270,11 @@ class Operations(Protocol):
 
     # Properties of the code itself
 
+    @property
+    def norms(self) -> NormKernels | None:
+        """Kernels of RMSNorm that take the place of the formulas in `model/norm.py`; None: none do."""
+        ...
+
     def on_accelerator(self, x: Array) -> bool:
         """Whether x lies on an accelerator, which needs larger matmuls than a processor's cache wants."""
         ...
@@ -266,6 +290,6 @@ class Operations(Protocol):
         ...
 
 
-def with_operations(operations: Operations, functions: Mapping[str, Callable[..., object]]) -> Operations:
-    """A backend with other functions in the place of some of its own, by name."""
-    return cast(Operations, SimpleNamespace(**{**vars(operations), **functions}))
+def with_operations(operations: Operations, members: Mapping[str, object]) -> Operations:
+    """A backend with other functions, or `norms`, in the place of some of its own, by name."""
+    return cast(Operations, SimpleNamespace(**{**vars(operations), **members}))

@@ -117,7 +117,7 @@ def norm_linear_backward(
     grad = arriving.wait()
     del arriving
     with ops.fused():
-        return normalize_backward(ops, grad, x, statistics, norm).add_(residual)
+        return normalize_backward(ops, grad, x, statistics, norm, residual)
 
 
 def row_parallel(env: Environment, x: Array, weight: Weight, residual: Array, bias: Weight | None = None) -> Array:

@@ -1,6 +1,7 @@
 """The certificate of a checkpoint: which program made it, under which versions, and a chain of digests over all steps before it."""
 
 import platform
+from collections.abc import Mapping
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -18,18 +19,17 @@ def extend(chain: str, step: int, result: StepResult) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def certificate(config: RunConfig, program: Program, chain: str, attention: str, matmuls: str) -> dict[str, Any]:
+def certificate(config: RunConfig, program: Program, chain: str, chosen: Mapping[str, str]) -> dict[str, Any]:
     """The values that a checkpoint's `info` has beside the cursor. `chain` is empty before the first step; equal chains mean equal
-    losses and gradient norms of every step, bit for bit. `program`: rank 0's;
-    `attention`: the back end that computed it; `matmuls`: which of them were by oneDNN."""
+    losses and gradient norms of every step, bit for bit. `program`: rank 0's; `chosen`: what computed `attention`, `norms` and
+    `matmuls`, by name."""
     try:
         own = version("fourfold")
     except PackageNotFoundError:  # run from its source folder
         own = "unknown"
     return {
         "chain": chain,
-        "attention": attention,
-        "matmuls": matmuls,
+        **chosen,
         "program": digest(program),
         "versions": {"fourfold": own, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(mode="json"),

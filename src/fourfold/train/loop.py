@@ -40,12 +40,11 @@ from fourfold.runtime.step import Observer, StepResult, StepTimeout
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
-from fourfold.train.attention_choice import choose_for_run
 from fourfold.train.certificate import certificate, extend
+from fourfold.train.choices import choose_for_run
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
-from fourfold.train.matmul_choice import choose_matmuls_for_run
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event, finite
@@ -97,17 +96,16 @@ class Training:
         if resumption.is_new:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
-        self.attention = choose_for_run(self.config, self.spec, context, resumption.newest)
         saved = copy.manifest if copy is not None else None
-        self.matmuls = choose_matmuls_for_run(self.config, self.program, context, resumption.newest, saved)
+        self.choices = choose_for_run(*(self.config, self.spec, self.program, context, resumption.newest, saved))
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
             *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
-            operations=self.matmuls.among(self.attention.operations),
+            operations=self.choices.operations,
             locate_nan=self.config.faults.locate_nan,
             fixed=self.config.run.cuda_graphs,
         )
-        check_graphs(self.config, self.spec, context.device, self.attention.backend.name)
+        check_graphs(self.config, self.spec, context.device, self.choices.attention.backend.name)
         self.graph = StepGraph(self.executor, self.program, capture_cuda)
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
@@ -167,10 +165,8 @@ class Training:
         config, rank = self.config, self.context.rank
         kind, source = ("resume", {"source": self.resumed_from}) if self.step else ("start", {})
         _event(log, kind, step=self.step, ranks=self.context.world_size, **source)
-        if self.attention.reason:
-            _event(log, "attention", backend=self.attention.backend.name, message=self.attention.reason)
-        if self.matmuls.reason:
-            _event(log, "matmuls", backend=self.matmuls.name, message=self.matmuls.reason)
+        for choice, fields in self.choices.events():
+            _event(log, choice, **fields)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         rates = Rates(config.batch, flops, self.context.world_size, peak)
@@ -311,7 +307,7 @@ class Training:
         """The counters that are saved beside the tensors."""
         counters = {"step": self.step, "tokens": self.tokens, "skipped_steps": self.skipped}
         made_by = self._certificate = self._certificate or certificate(
-            self.config, self.program, "", self.attention.backend.name, self.matmuls.recorded
+            self.config, self.program, "", self.choices.recorded
         )
         return {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
 

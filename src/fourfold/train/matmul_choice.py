@@ -29,7 +29,7 @@ from fourfold.runtime.matmuls import (
     step_matmuls,
     total_flops,
 )
-from fourfold.train.attention_choice import AgreeingRanks, recorded_choice
+from fourfold.train.backend_choice import AgreeingRanks, recorded_choice
 from fourfold.train.session import RankContext
 
 WORTHWHILE_FLOPS = 5e12

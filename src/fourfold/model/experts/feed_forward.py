@@ -100,7 +100,7 @@ def routed_backward(env: Environment, grad: Array, w: RoutedWeights, balancing: 
     with ops.fused():
         joined = join(grad_own, partial, parallel)
         del grad_own, partial
-        return normalize_backward(ops, joined, x, statistics, w).add_(grad)
+        return normalize_backward(ops, joined, x, statistics, w, grad)
 
 
 def _to_experts(env: Environment, own: Array, choice: Choice) -> tuple[Route, Transfer, Transfer]:

@@ -1,0 +1,87 @@
+"""Whether a back end of RMSNorm is right, beside fp64, and what is timed of it.
+
+It may win if on rows of the run's width the worst row of each result (output, gradient of x) is off by no more than `flash.choice`
+allows of attention; and the weight's gradient by no more than sums of fp32 are, whatever the format of its rows: it is added to
+others that are not rounded.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fourfold.flash.choice import BOUNDS, Clock, Trial, trials_of, worst_row
+from fourfold.norms.backends import NormBackend, NormCase
+
+CHECKED_ROWS = 64
+WEIGHT_BOUNDS = {torch.float64: 1e-10}
+WEIGHT_BOUND = 2e-4
+"""The bound of formats other than fp64. A gradient that passes through bf16 is off by 1e-3."""
+
+
+def examine(backend: NormBackend, case: NormCase) -> str | None:
+    """Why a back end may not compute a case; None: it may. Runs it on fewer rows."""
+    refused = backend.refuses(case)
+    if refused is not None:
+        return refused
+    try:
+        return next(_faults(backend, replace(case, rows=min(case.rows, CHECKED_ROWS))), None)
+    except Exception as error:  # whatever a library raises, the run can do without it
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def compare(backends: Iterable[NormBackend], case: NormCase, clock: Clock) -> dict[str, Trial]:
+    """Every back end's trial, by name."""
+    return trials_of(backends, partial(examine, case=case), partial(_timed, case=case), clock)
+
+
+def _timed(backend: NormBackend, case: NormCase) -> Callable[[], object]:
+    """One forward and backward, with a residual, of the case."""
+    grad, x, weight, residual = _inputs(case)
+
+    def step() -> object:
+        _, scale = backend.forward(x, weight, case.eps)
+        return backend.backward(grad.clone(), x, scale, weight, residual)
+
+    return step
+
+
+def _faults(backend: NormBackend, case: NormCase) -> Iterator[str]:
+    grad, x, weight, residual = _inputs(case)
+    exact = [each.double() for each in (grad, x, weight, residual)]
+    right_out, right_x, right_weight = _exact(exact, case.eps)
+    out, scale = backend.forward(x, weight, case.eps)
+    again = backend.again(x, scale, weight, case.eps)
+    if not torch.equal(out, again):
+        yield "its output has other bits when it is computed again"
+    grad_x, grad_weight = backend.backward(grad.clone(), x, scale, weight, residual)
+    bound = BOUNDS[case.dtype]
+    weight_bound = WEIGHT_BOUNDS.get(case.dtype, WEIGHT_BOUND)
+    for name, ours, theirs, allowed in (
+        ("output", out, right_out, bound),
+        ("gradient", grad_x, right_x, bound),
+        ("gradient of the weight", grad_weight.unsqueeze(0), right_weight.unsqueeze(0), weight_bound),
+    ):
+        error = worst_row(ours, theirs)
+        if not error <= allowed:
+            yield f"its {name} is off by {error:.1e}, where {allowed:.0e} is allowed"
+
+
+def _exact(inputs: list[Tensor], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, gradient of x with the residual's, gradient of the weight, by PyTorch's autograd."""
+    grad, x, weight, residual = inputs
+    x, weight = leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    out = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    grad_x, grad_weight = torch.autograd.grad(out, leaves, grad)
+    return out.detach(), grad_x + residual, grad_weight
+
+
+def _inputs(case: NormCase) -> list[Tensor]:
+    """Seeded grad, x, weight, residual."""
+    generator = torch.Generator(case.device).manual_seed(0)
+    shape, on = (case.rows, case.width), {"generator": generator, "dtype": case.dtype, "device": case.device}
+    grad, x, residual = (torch.randn(shape, **on) for _ in range(3))  # type: ignore[call-overload]
+    weight = 1 + torch.randn(case.width, **on) / 8  # type: ignore[call-overload]
+    return [grad, x, weight, residual]

@@ -1,0 +1,68 @@
+"""RMSNorm by the Triton kernels: sizes of blocks, rows of each program, and launches."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fourfold.flash.tiled import accumulation_dtype
+from fourfold.norms.triton_kernels import backward_kernel, forward_kernel
+
+MOST_PROGRAMS = 256
+"""Programs of the backward, each of which writes a part of the weight's gradient: about two for a multiprocessor of an H100."""
+
+
+def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x [..., n], weight [n] -> (x / rms(x) * weight, 1/rms [..., 1] in fp32, fp64 for fp64)."""
+    scale = x.new_empty((*x.shape[:-1], 1), dtype=accumulation_dtype(x))
+    return _apply(x, scale, weight, eps, is_again=False), scale
+
+
+def again(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The output again, to the bit, from its 1/rms."""
+    return _apply(x, scale.contiguous(), weight, eps, is_again=True)
+
+
+def backward(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The gradient of x [tokens, n] + `residual` [tokens, n], and that of the weight [n] in fp32 (fp64 for fp64)."""
+    grad, x, scale = _rows(grad), _rows(x), scale.contiguous()
+    residual = None if residual is None else _rows(residual)
+    rows, width = x.shape
+    rows_each = max(1, -(-rows // MOST_PROGRAMS))
+    programs = -(-rows // rows_each)
+    grad_x, parts = torch.empty(x.shape, dtype=x.dtype, device=x.device), scale.new_empty((programs, width))
+    if x.numel():
+        strides = [each.stride(0) if each is not None else 0 for each in (grad, x, residual, grad_x)]
+        arrays = grad, x, scale, weight.contiguous(), residual, grad_x, parts
+        kernel: Any = backward_kernel
+        kernel[(programs,)](
+            *arrays, *strides, rows, rows_each, width, HAS_RESIDUAL=residual is not None, **constants(x.dtype, width)
+        )
+    return grad_x, parts.sum(0)
+
+
+def _apply(x: Tensor, scale: Tensor, weight: Tensor, eps: float, is_again: bool) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    flat = _rows(x.flatten(0, -2))
+    if x.numel():
+        width = flat.shape[1]
+        kernel: Any = forward_kernel
+        arrays = flat, weight.contiguous(), out, scale
+        kernel[(len(flat),)](
+            *arrays, flat.stride(0), width, width, EPS=eps, IS_AGAIN=is_again, **constants(x.dtype, width)
+        )
+    return out
+
+
+def constants(dtype: torch.dtype, width: int) -> dict[str, Any]:
+    """A block has a row; a thread has 16 of its numbers."""
+    block = triton.next_power_of_2(width)
+    sum_dtype = tl.float64 if dtype == torch.float64 else tl.float32
+    return {"BLOCK": block, "SUM_DTYPE": sum_dtype, "num_warps": max(1, min(32, block // 512))}
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x [rows, n] with its last dimension dense, as the kernels read it."""
+    return x if x.stride(-1) == 1 else x.contiguous()

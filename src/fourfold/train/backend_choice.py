@@ -1,0 +1,126 @@
+"""Which of several back ends computes a part of a run: the one that the run file names, that of its checkpoint, or the fastest.
+
+Back ends are compared on the run's own shapes, every rank with all others at once. A back end's time is its slowest rank's, so
+that all ranks take the same.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol
+
+import torch
+
+from fourfold.checkpoint import DamagedCheckpoint, read_manifest
+from fourfold.config import RunFailure, UserError
+from fourfold.flash import choice, remembered
+from fourfold.flash.choice import Backend
+
+REPEATS = 3
+
+
+class AgreeingRanks(Protocol):
+    """Ranks that agree with each other; a `RankContext`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def least(self, value: int) -> int: ...
+
+    def most(self, values: list[float]) -> list[float]: ...
+
+    def tell(self, text: str, source: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Contest(Generic[Backend]):
+    """The back ends that may compute a part of a run. `work`: that part, `attention` or `norms`; `default`: the one that is taken
+    where nothing is compared; `examine`: why one cannot be taken, None: it can; `compare`: every one's trial; `cache`: the file of
+    times that were measured before, `key`: of this run's shapes in it."""
+
+    work: str
+    option: str
+    backends: Mapping[str, Backend]
+    default: Backend
+    examine: Callable[[Backend], str | None]
+    compare: Callable[[choice.Clock], Mapping[str, choice.Trial]]
+    cache: Path
+    key: str
+
+
+def choose(
+    contest: Contest[Backend], ranks: AgreeingRanks, named: str, recorded: str, clock: choice.Clock, measures: bool
+) -> tuple[Backend, str]:
+    """The back end of a run, the same on every rank, each of which calls this, and in words why it is this one; no words where
+    there was no choice. `named`: by the run file, or `auto`; `recorded`: by its checkpoint, or empty; `measures`: whether back ends
+    are compared. Raises `UserError` where the named one cannot be taken."""
+    backends = contest.backends
+    if named != "auto":
+        problem = _agreed_problem(contest, backends[named], ranks)
+        if problem is not None:
+            raise UserError(
+                f'run.{contest.option} = "{named}": {problem}; allowed: one that takes this run\'s {contest.work}; '
+                f'a value that works: "auto"'
+            )
+        return backends[named], "as the run file says"
+    if not measures:
+        return contest.default, ""
+    if recorded in backends and _agreed_problem(contest, backends[recorded], ranks) is None:
+        return backends[recorded], "as before the checkpoint"
+    known = remembered.recall(contest.cache, contest.key, backends)
+    problems: dict[str, str | None] = {}
+    if known is None:
+        trials = contest.compare(clock)
+        problems = {name: trial.problem for name, trial in trials.items()}
+        known = {name: trial.seconds for name, trial in trials.items()}
+        remembered.remember(contest.cache, contest.key, known)
+    seconds = dict(zip(backends, ranks.most([known[name] for name in backends]), strict=True))
+    times = ", ".join(f"{name} {1000 * each:.2f}" for name, each in seconds.items() if each < float("inf"))
+    while (name := choice.fastest(seconds)) is not None:
+        if _agreed_problem(contest, backends[name], ranks) is None:
+            return backends[name], f"the fastest, in ms of forward and backward: {times}"
+        seconds[name] = float("inf")
+    raise RunFailure(
+        f"no back end computes this run's {contest.work}: {problems or 'those known from before fail now'}"
+    )
+
+
+def recorded_choice(newest: Path | None, key: str) -> str:
+    """The choice that a checkpoint was made with; empty where it does not say, or cannot be read."""
+    try:
+        found = read_manifest(newest).info.get(key) if newest is not None else None
+    except (OSError, ValueError, DamagedCheckpoint):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def device_clock(device: torch.device) -> choice.Clock:
+    """The shortest of a few calls, after one that compiles what there is to compile."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(1 + REPEATS):
+            _synchronize(device)
+            begun = time.perf_counter()
+            call()
+            _synchronize(device)
+            times.append(time.perf_counter() - begun)
+        return min(times[1:])
+
+    return seconds
+
+
+def _agreed_problem(contest: Contest[Any], backend: Any, ranks: AgreeingRanks) -> str | None:
+    """Why some rank cannot take a back end; None on every rank, or the same on every rank."""
+    problem = contest.examine(backend)
+    first = ranks.least(ranks.rank if problem is not None else ranks.world_size)
+    return None if first == ranks.world_size else ranks.tell(problem or "", first)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,62 @@
+"""The kernels of attention, norms and matmuls that a training chooses when it starts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fourfold.checkpoint.manifest import Manifest
+from fourfold.config import RunConfig
+from fourfold.model.operations import Operations
+from fourfold.program import Program
+from fourfold.program.spec import StepSpec
+from fourfold.train.attention_choice import Chosen, choose_attention_for_run
+from fourfold.train.matmul_choice import ChosenMatmuls, choose_matmuls_for_run
+from fourfold.train.norm_choice import ChosenNorms, choose_norms_for_run
+from fourfold.train.session import RankContext
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The same on every rank."""
+
+    attention: Chosen
+    norms: ChosenNorms
+    matmuls: ChosenMatmuls
+
+    @property
+    def operations(self) -> Operations:
+        return self.norms.among(self.matmuls.among(self.attention.operations))
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The choices by name, as a checkpoint has them."""
+        return {
+            "attention": self.attention.backend.name,
+            "norms": self.norms.backend.name,
+            "matmuls": self.matmuls.recorded,
+        }
+
+    def events(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Kind and fields of an event of each that was a choice."""
+        choices = (
+            ("attention", self.attention.backend.name, self.attention.reason),
+            ("norms", self.norms.backend.name, self.norms.reason),
+            ("matmuls", self.matmuls.name, self.matmuls.reason),
+        )
+        return ((kind, {"backend": name, "message": reason}) for kind, name, reason in choices if reason)
+
+
+def choose_for_run(
+    config: RunConfig,
+    spec: StepSpec,
+    program: Program,
+    context: RankContext,
+    newest: Path | None,
+    copy: Manifest | None,
+) -> Choices:
+    """`newest`, `copy`: the checkpoint, and the copy in memory, that the training may go on from."""
+    return Choices(
+        choose_attention_for_run(config, spec, context, newest),
+        choose_norms_for_run(config, spec, context, newest),
+        choose_matmuls_for_run(config, program, context, newest, copy),
+    )

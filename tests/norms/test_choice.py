@@ -1,0 +1,82 @@
+"""A back end of norms is taken where its results are those of fp64, and its weight gradients are not rounded as weights are."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fourfold.norms.backends import TORCH, TRITON, NormBackend, NormCase
+from fourfold.norms.choice import compare, examine
+from fourfold.train.norm_choice import FORMULA
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CASE = NormCase(rows=200, width=48, dtype=torch.bfloat16, device=CPU, eps=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1), (200, 48), (3, 7)], ids=str)
+def test_the_formula_is_right(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    rows, width = sizes
+    assert examine(FORMULA, replace(CASE, rows=rows, width=width, dtype=dtype)) is None
+
+
+def _forward_without_epsilon(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return FORMULA.forward(x, weight, 0.5)
+
+
+def _other_bits(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return FORMULA.again(x, scale * 1.01, weight, eps)
+
+
+def _rounded(*given: Any) -> tuple[Tensor, Tensor]:
+    grad_x, grad_weight = FORMULA.backward(*given)
+    return grad_x, grad_weight.bfloat16().float()
+
+
+def _no_residual(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: Any) -> tuple[Tensor, Tensor]:
+    return FORMULA.backward(grad, x, scale, weight, None)
+
+
+def _fails(*given: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"forward": _forward_without_epsilon}, "its output is off by"),
+        ({"again": _other_bits}, "its output has other bits when it is computed again"),
+        ({"backward": _rounded}, "its gradient of the weight is off by"),
+        ({"backward": _no_residual}, "its gradient is off by"),
+        ({"backward": _fails}, "RuntimeError: broken"),
+        ({"refuses": lambda case: "it is not here"}, "it is not here"),
+    ],
+)
+def test_one_that_is_wrong_is_not_taken(changes: dict[str, Any], problem: str) -> None:
+    backend = replace(FORMULA, name="other", **changes)
+    found = examine(backend, CASE)
+    assert found is not None
+    assert found.startswith(problem)
+    trials = compare([FORMULA, backend], CASE, lambda call: float(call() is not None))
+    assert (trials["formula"].seconds, trials["formula"].problem) == (1.0, None)
+    assert (trials["other"].seconds, trials["other"].problem) == (float("inf"), found)
+
+
+@pytest.mark.parametrize("backend", [TORCH, TRITON], ids=lambda backend: backend.name)
+def test_kernels_for_gpus_say_so(backend: NormBackend) -> None:
+    assert examine(backend, CASE) == "it runs on CUDA"
+
+
+def test_rows_that_are_too_long_are_refused() -> None:
+    assert TRITON.refuses(replace(CASE, device=CUDA, width=32768)) == "its rows have 16384 numbers at most"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [576, 4096, 16384])
+@pytest.mark.parametrize("backend", [FORMULA, TORCH, TRITON], ids=lambda backend: backend.name)
+def test_all_are_right_on_a_gpu(backend: NormBackend, width: int, dtype: torch.dtype) -> None:
+    assert examine(backend, replace(CASE, rows=1000, width=width, dtype=dtype, device=CUDA)) is None

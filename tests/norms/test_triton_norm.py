@@ -1,0 +1,32 @@
+"""The Triton kernels of RMSNorm: run by Triton's interpreter, and compiled by its compiler for GPUs that are not here."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.subprocesses import run_without_pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+A100, H100 = 80, 90
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width"), [(H100, "bf16", 4096), (A100, "bf16", 16384), (H100, "fp32", 576)]
+)
+def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, capability: int, dtype: str, width: int) -> None:
+    """A thread's registers hold all but a few of its numbers."""
+    command = [sys.executable, "-m", "tests.support.compile_norms", str(capability), dtype, str(width)]
+    spilled = json.loads(run_without_pytest(command, {"TRITON_CACHE_DIR": str(tmp_path)}).stdout)
+    assert set(spilled) == {"forward_kernel", "backward_kernel"}
+    assert max(spilled.values()) <= 16
+
+
+def test_kernels_equal_fp64(tmp_path: Path) -> None:
+    interpreted = "0" if torch.cuda.is_available() else "1"
+    checks = Path(__file__).with_name("kernel_checks.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
+    done = run_without_pytest(command, {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)})
+    assert "6 passed" in done.stdout
