@@ -157,6 +157,31 @@ def test_a_layout_that_does_not_fit_is_reported(fourfold) -> None:
     assert re.search(r"^change  .*: more dp_shard, more tp or pp$", result.out, re.MULTILINE)
 
 
+def test_a_host_that_cannot_take_the_states_is_reported(fourfold, here) -> None:
+    """The device could hold the rest."""
+    share = "host_memory_bytes_per_device"
+    assert fourfold("cluster", "new", "--device", "h100-sxm:8", "--out", "hosts.toml").code == 0
+    path, text = here / "hosts.toml", (here / "hosts.toml").read_text()
+    layout = (
+        "layout.dp_shard=8",
+        "layout.offload_optimizer=true",
+        "layout.recompute=full",
+        "batch.global_sequences=16",
+    )
+    words = ("preset:llama3.1-8b-128", "--cluster", "hosts.toml", "--software", "fourfold", *layout)
+    for size, code in ((20_000_000_000, 0), (10_000_000_000, 1)):
+        path.write_text(f"{share} = {size}\n{text}")
+        result = fourfold("simulate", *words)
+        assert result.code == code, result.out + result.err
+    memory, _, _, change = result.out.splitlines()[:4]
+    assert re.match(r"memory  DOES NOT FIT: host lacks 2\.\d+ GB; device \d\S* GB of 85.9 GB \(", memory)
+    assert re.match(r"change  12.0 GB on the host: layout.offload_optimizer=false, more dp_shard$", change)
+    assert max(map(len, (memory, change))) <= 80
+    assert "host       12.0 GB of 10.0 GB for each device at most" in result.out
+    assert not json.loads(fourfold("simulate", *words, "--json").out)["fits"]
+    assert fourfold("simulate", *words, "layout.offload_optimizer=false").code == 0
+
+
 def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> None:
     found = document(fourfold, *LLAMA, "--software", "meta")
     assert found["software"] == "meta"

@@ -57,9 +57,9 @@ def step_lines(summary: StepSummary) -> list[str]:
     """Time, rates and utilisation with their formulas."""
     simulation = summary.step.simulation
     peak = summary.peak_flops_per_second
-    simulated = simulation.spec.layout.num_microbatches
+    simulated, count = simulation.spec.layout.num_microbatches, summary.num_microbatches
     lines = [
-        f"batch      {format_count(summary.tokens)} tokens, {summary.num_microbatches} microbatches a rank: "
+        f"batch      {format_count(summary.tokens)} tokens, {count} microbatch{'es' if count != 1 else ''} a rank: "
         f"{format_count(summary.tokens_per_second)} tokens/s",
         f"MFU        {per_cent(summary.mfu)} = {summary.flops_per_token:.4g} FLOPs/token x tokens/s / ({summary.devices} devices "
         f"x {peak / 1e12:.4g} TFLOP/s): {summary.model_flops_per_second / 1e12:.4g} TFLOP/s/device",
@@ -161,7 +161,9 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
     if summary.host_bytes:
         copies = f"copied at {summary.device.host_link_bytes_per_second / 1e9:.3g} GB/s in either direction"
-        beside.append(f"host       {format_bytes(summary.host_bytes)} of its memory for each device at most, {copies}")
+        share = simulation.prices.cluster.host_memory_bytes_per_device
+        of = f" of {format_bytes(share)}" if share is not None else " of its memory"
+        beside.append(f"host       {format_bytes(summary.host_bytes)}{of} for each device at most, {copies}")
     heads = ("device", "peak memory", "share", "at", "largest buffers")
     return [*table(heads, rows, left=(0, 3, 4)), *beside]
 

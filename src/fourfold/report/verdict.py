@@ -28,7 +28,9 @@ def _memory(summary: StepSummary) -> str:
     of = f"{format_bytes(most)} of {format_bytes(capacity)} ({per_cent(most / capacity)})"
     if summary.fits:
         return f"fits: {of}, {format_bytes(capacity - most)} left"
-    return f"DOES NOT FIT: {of}, {format_bytes(most - capacity)} too much"
+    if most > capacity:
+        return f"DOES NOT FIT: {of}, {format_bytes(most - capacity)} too much"
+    return f"DOES NOT FIT: host lacks {format_bytes(summary.host_lacks)}; device {of}"
 
 
 def _time(summary: StepSummary) -> str:
@@ -82,8 +84,11 @@ def _faster(summary: StepSummary) -> str:
 
 
 def _smaller(summary: StepSummary) -> str:
-    """Names the largest kind of buffer, and what would make it smaller."""
+    """Names the largest kind of buffer, or what the host has too much of, and what would make it smaller."""
     layout, held = summary.step.simulation.spec.layout, summary.step.device_bytes
+    if max(held) <= summary.device.memory_bytes:
+        fewer = "layout.offload_optimizer=false" if layout.offload_optimizer else "layout.offload of fewer blocks"
+        return f"{format_bytes(summary.host_bytes)} on the host: {fewer}, more dp_shard"
     fullest = max(range(len(held)), key=held.__getitem__)
     kind, size = next(iter(summary.step.simulation.peaks[fullest].by_kind().items()))
     if kind in ("saved", "hidden", "deferred", "workspace", "dhidden"):

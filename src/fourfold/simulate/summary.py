@@ -205,5 +205,12 @@ class StepSummary:
         return max(map(host_peak_bytes, self.step.simulation.programs))
 
     @property
+    def host_lacks(self) -> int:
+        """Bytes that one device's share of its host's memory is short of `host_bytes`; 0 where the cluster does not say it."""
+        share = self.step.simulation.prices.cluster.host_memory_bytes_per_device
+        return 0 if share is None else max(0, self.host_bytes - share)
+
+    @property
     def fits(self) -> bool:
-        return max(self.step.device_bytes) <= self.device.memory_bytes
+        """Whether the device holds the step, and the host what it takes over."""
+        return max(self.step.device_bytes) <= self.device.memory_bytes and not self.host_lacks
