@@ -11,7 +11,7 @@ from fourfold.config import ModelConfig
 from fourfold.config.optimizers import AdamWSection
 from fourfold.model.environment import Environment
 from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_by_blocks
-from fourfold.model.head import exponentiate, logits_gradient
+from fourfold.model.head import summed_loss_and_gradient
 from fourfold.model.norm import normalize, normalize_backward
 from fourfold.model.operations import Array, Groups
 from fourfold.model.rope import rotate_
@@ -135,9 +135,7 @@ def _swiglu_again_backward(env: Environment, a: Arrays) -> tuple[Array, ...]:
 
 def _cross_entropy(env: Environment, a: Arrays) -> tuple[Array, ...]:
     with env.ops.fused():
-        logits = env.ops.upcast(a["logits"])
-        softmax = exponentiate(env, logits, a["target"])
-        return softmax.loss, logits_gradient([logits], softmax, a["count"].clamp(min=1), 1.0, a["logits"])
+        return summed_loss_and_gradient(env, [a["logits"]], a["target"], a["count"])
 
 
 def _to_experts(env: Environment, a: Arrays) -> tuple[Array, ...]:

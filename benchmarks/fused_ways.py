@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from fourfold.norms.backends import TRITON
+from fourfold.fused.losses import TritonLoss
+from fourfold.fused.norms import TRITON
 from fused_pieces import ADAMW, DECAY, EXPERTS, RATE, Arrays, Input, Piece
 
 Results = tuple[Tensor, ...]
@@ -65,12 +66,12 @@ def operator(name: str, device: torch.device) -> tuple[str, Way] | None:
 
 
 def chosen(name: str, device: torch.device) -> Way | None:
-    """The Triton kernels that a run's norms may take. Raises `ImportError` where they cannot run."""
-    if name not in TRITON_NORMS:
+    """The Triton kernels that a run's norms and cross-entropy may take. Raises `ImportError` where they cannot run."""
+    if name not in BY_TRITON:
         return None
     if device.type != "cuda" or find_spec("triton") is None:
         raise ImportError("Triton's kernels need CUDA and the package triton")
-    return TRITON_NORMS[name]
+    return BY_TRITON[name]
 
 
 def liger(name: str) -> Way | None:
@@ -207,7 +208,20 @@ def _norm_backward_by_triton(a: Arrays) -> Results:
     return out, a["weight_grad"].add_(grad)
 
 
-TRITON_NORMS: dict[str, Way] = {"RMSNorm": _norm_by_triton, "RMSNorm backward + residual": _norm_backward_by_triton}
+def _cross_entropy_by_triton(a: Arrays) -> Results:
+    logits, target = a["logits"], a["target"]
+    here = target >= 0
+    maximum, total, picked = TritonLoss.statistics(logits, target, here)
+    share = here.float() / a["count"]
+    TritonLoss.gradient_(logits, target, maximum, share / total, -share)
+    return (total.log() + maximum - picked).sum(), logits
+
+
+BY_TRITON: dict[str, Way] = {
+    "RMSNorm": _norm_by_triton,
+    "RMSNorm backward + residual": _norm_backward_by_triton,
+    "cross-entropy + gradient": _cross_entropy_by_triton,
+}
 
 
 def _norm_by_liger(a: Arrays) -> Results:

@@ -28,7 +28,7 @@ def test_every_kernel_is_timed() -> None:
 
 
 def test_every_piece_stands_beside_other_ways_to_compute_it() -> None:
-    """Each is correct; liger-kernel alone may be missing."""
+    """Each is correct; liger-kernel may be missing, and Triton needs a GPU."""
     lines = _part(script="device_pieces.py").splitlines()
     timed = dict(line.split(": ", 1) for line in lines if not line.startswith("unmeasured: "))
     assert len(timed) == 11
@@ -39,7 +39,7 @@ def test_every_piece_stands_beside_other_ways_to_compute_it() -> None:
     assert "_grouped_mm" in timed["grouped matmul"]
     assert "foreach" in timed["AdamW"]
     missing = [line for line in lines if line.startswith("unmeasured: ")]
-    assert all("by liger-kernel: ImportError" in line for line in missing), missing
+    assert all(re.search("by (liger-kernel|Triton): ImportError", line) for line in missing), missing
 
 
 def test_steps_stand_beside_their_prediction_and_plain_torch(tmp_path: Path) -> None:

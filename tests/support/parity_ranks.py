@@ -26,7 +26,7 @@ from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train import state
-from fourfold.train.norm_choice import BACKENDS
+from tests.support.fused_operations import FUSED
 from tests.support.parity_runs import STEPS, RankData, global_batch
 
 LINKS: Links = {}
@@ -68,11 +68,12 @@ def run_rank(
     start: Path | None = None,
     save: Path | None = None,
     by_library: tuple[str, ...] = (),
-    norms: str = "",
+    fused: str = "",
 ) -> dict[str, Any]:
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part. `start`: a folder with the
     state before step `SAVED`, from which it goes on; `save`: where that state is saved; `by_library`: the kinds of matmuls that
-    oneDNN computes; `norms`: the back end of norms that segments call, by name."""
+    oneDNN computes; `fused`: the kernels of norms and cross-entropy that segments
+    call, by their name in `fused_operations`."""
     config, view = prepare_rank(rank, table, ranks)
     spec = view.spec
     program = lower_step(view)
@@ -87,8 +88,8 @@ def run_rank(
         lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
     )
     operations = by_onednn(torch_operations, by_library)
-    if norms:
-        operations = with_operations(operations, {"norms": BACKENDS[norms]})
+    if fused:
+        operations = with_operations(operations, FUSED[fused])
     executor = Executor(view, units, groups, config.optimizer, device, rank, operations=operations)
     numbers = range(0 if start is None else SAVED, config.batch.steps or STEPS)
     if start is not None:

@@ -9,7 +9,7 @@ import torch
 
 from fourfold.checkpoint import read_manifest
 from fourfold.flash import remembered
-from fourfold.norms.backends import NormCase
+from fourfold.fused.norms import NormCase
 from fourfold.train.norm_choice import FORMULA, ChosenNorms, choose_norms, norm_case
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
@@ -58,8 +58,8 @@ def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], rows: int) -> 
     ids=str,
 )
 def test_segments_hand_a_back_end_all_that_it_needs(ranks: int, given: dict[str, Any]) -> None:
-    """The formulas as a back end give the gradients of transformers in fp64."""
-    check_split(ranks, norms="formula", **given)
+    """Plain formulas as a back end of norms and of cross-entropy give the gradients of transformers in fp64."""
+    check_split(ranks, fused="plain", **given)
 
 
 def test_the_choice_is_recorded(tmp_path: Path, corpus: Path) -> None:

@@ -25,6 +25,7 @@ AttentionBackendName = Literal[
 
 
 NormBackendName = Literal["auto", "formula", "torch", "triton"]
+LossBackendName = Literal["auto", "formula", "triton"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
 
 
@@ -227,6 +228,9 @@ class RunSection(Section):
     """Kernels of RMSNorm. `formula`: operator by operator; `torch`: PyTorch's fused operator; `triton`: fourfold's two kernels, the
     last two on CUDA. `auto`: on CUDA the fastest that computes them right, measured once for a device and its shapes; else
     `formula`."""
+    loss_backend: LossBackendName = "auto"
+    """Kernels of cross-entropy and of its gradient. `formula`: operator by operator; `triton`: fourfold's two kernels, on CUDA.
+    `auto`: as for `norm_backend`."""
     cuda_graphs: bool = False
     """Whether a step is captured as a CUDA graph and replayed, so that the host starts no kernels one by one. For models without
     experts and without `data.document_mask`, with AdamW or SGD. No instruction of a step can then be watched or timed by itself."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fourfold.model.environment import Environment
 from fourfold.model.norm import normalize, normalize_backward
-from fourfold.model.operations import Array
+from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
 from fourfold.model.shape import chunk_tokens
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
@@ -31,7 +31,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Arr
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
-            logits = ops.upcast(logits)
+            logits = _summable(ops, logits)
             softmax = exponentiate(env, logits, target)
             total.add_(softmax.loss)
             del logits, softmax
@@ -60,11 +60,11 @@ def head_loss_backward(
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
-            logits = ops.upcast(logits)
+            logits = _summable(ops, logits)
             softmax = exponentiate(env, logits, target)
             total.add_(softmax.loss)
         with ops.fused():
-            grad = logits_gradient([logits], softmax, divisor, share, part)
+            grad = logits_gradient(ops, [logits], softmax, divisor, share, part)
             del logits, softmax
         w.unembedding.add_matmul_now(ops, grad, part)
         ops.matmul_into(grad, w.unembedding.data, part)  # the chunk of `normed` now holds its own gradient
@@ -89,18 +89,22 @@ def _tokens(chunk: tuple[Array, Array]) -> int:
 
 @dataclass(frozen=True)
 class Softmax:
-    """A chunk's softmax, [tokens] each: probability = what `exponentiate` left in the logits x `factor`; `column`: the target's
-    among this rank's, where it is `here` and `valid`; `loss`: the sum of the chunk's losses."""
+    """A chunk's softmax, [tokens] each: probability = what `exponentiate` left in the logits x `factor`; with kernels of
+    cross-entropy exp(logit - `maximum`) x `factor`. `column`: the target's among this rank's, where it is `here` and `valid`;
+    `loss`: the sum of the chunk's losses."""
 
     loss: Array
     factor: Array
+    maximum: Array | None
     column: Array
     valid: Array
     here: Array
 
 
 def exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
-    """Turns logits [tokens, this rank's vocabulary] into exp(logit - this rank's maximum) in place. target [tokens], -100: none."""
+    """Turns logits [tokens, this rank's vocabulary] into exp(logit - this rank's maximum) in place; kernels of cross-entropy leave
+    them as they are. target [tokens], -100: none."""
+    ops = env.ops
     columns, tp = logits.shape[-1], env.parallel.tp
     own = env.model.vocab_size - (0 if tp is None else tp.index * columns)
     if own < columns:  # the vocabulary's padding
@@ -109,14 +113,18 @@ def exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
     column = target if tp is None else target - tp.index * columns
     here = valid if tp is None else valid & (column >= 0) & (column < columns)
     column = column.clamp(0, columns - 1)
-    maximum = logits.amax(-1)
-    picked = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill_(~here, 0)
-    total = logits.sub_(maximum.unsqueeze(-1)).exp_().sum(-1)
+    if ops.losses is None:
+        maximum = logits.amax(-1)
+        picked = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill_(~here, 0)
+        total = logits.sub_(maximum.unsqueeze(-1)).exp_().sum(-1)
+    else:
+        maximum, total, picked = ops.losses.statistics(logits, column, here)
+    own_maximum = None if ops.losses is None else ops.copy(maximum)
     highest = maximum
     if tp is not None:
         highest, total, picked = _combine(env, [maximum, total, picked], tp)
     loss = (total.log() + (highest - picked)).masked_fill_(~valid, 0).sum()
-    return Softmax(loss, maximum.sub_(highest).exp_().div_(total), column, valid, here)
+    return Softmax(loss, maximum.sub_(highest).exp_().div_(total), own_maximum, column, valid, here)
 
 
 def _combine(env: Environment, local: list[Array], tp: Group) -> tuple[Array, Array, Array]:
@@ -129,13 +137,36 @@ def _combine(env: Environment, local: list[Array], tp: Group) -> tuple[Array, Ar
     return highest, (maxima - highest).exp_().mul_(sums).sum(0), picked.sum(0)
 
 
-def logits_gradient(given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array) -> Array:
+def summed_loss_and_gradient(
+    env: Environment, given: list[Array], target: Array, num_targets: Array
+) -> tuple[Array, Array]:
+    """The sum of the losses of logits [tokens, vocab], and their gradient of (sum / num_targets) in their format. `given`: the
+    logits, taken out of the list, which may be overwritten. target [tokens], -100: none."""
+    part = given[0]
+    logits = _summable(env.ops, given.pop())
+    softmax = exponentiate(env, logits, target)
+    return softmax.loss, logits_gradient(env.ops, [logits], softmax, num_targets.clamp(min=1), 1.0, part)
+
+
+def _summable(ops: Operations, logits: Array) -> Array:
+    """Logits in the format of sums, for formulas; kernels of cross-entropy take them as they are."""
+    return ops.upcast(logits) if ops.losses is None else logits
+
+
+def logits_gradient(
+    ops: Operations, given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array
+) -> Array:
     """The gradient of the logits [tokens, this rank's vocabulary] in the format of `part`, in place where formats allow.
     `given`: what `exponentiate` left of them, taken out of the list."""
     logits = given.pop()
-    scale = softmax.valid.to(logits.dtype) / divisor
+    scale = softmax.valid.to(softmax.factor.dtype) / divisor
     if share != 1:
         scale.mul_(share)
-    logits.mul_((softmax.factor * scale).unsqueeze(-1))
+    factor = softmax.factor * scale
+    if ops.losses is None:
+        logits.mul_(factor.unsqueeze(-1))
     scale.masked_fill_(~softmax.here, 0).neg_()
+    if ops.losses is not None:
+        ops.losses.gradient_(logits, softmax.column, softmax.maximum, factor, scale)
+        return logits
     return logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1)).to(part.dtype)

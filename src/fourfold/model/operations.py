@@ -64,6 +64,19 @@ class NormKernels(Protocol):
         ...
 
 
+class LossKernels(Protocol):
+    """Cross-entropy by other kernels than `model/head.py`'s formulas. logits [tokens, columns of this rank's vocabulary], all else
+    [tokens]; statistics are in the format of sums."""
+
+    def statistics(self, logits: Array, column: Array, here: Array, /) -> tuple[Array, Array, Array]:
+        """The maximum, the sum of exp(logit - maximum), and the logit of `column` where it is `here`, else 0."""
+        ...
+
+    def gradient_(self, logits: Array, column: Array, maximum: Array, factor: Array, target: Array, /) -> None:
+        """logits = exp(logits - maximum) x factor, plus `target` in `column`, in place."""
+        ...
+
+
 class Operations(Protocol):
     """Functions of arrays. Shapes: T tokens, h features; `dim` as in torch."""
 
@@ -275,6 +288,11 @@ class Operations(Protocol):
         """Kernels of RMSNorm that take the place of the formulas in `model/norm.py`; None: none do."""
         ...
 
+    @property
+    def losses(self) -> LossKernels | None:
+        """Kernels of cross-entropy that take the place of the formulas in `model/head.py`; None: none do."""
+        ...
+
     def on_accelerator(self, x: Array) -> bool:
         """Whether x lies on an accelerator, which needs larger matmuls than a processor's cache wants."""
         ...
@@ -291,5 +309,5 @@ class Operations(Protocol):
 
 
 def with_operations(operations: Operations, members: Mapping[str, object]) -> Operations:
-    """A backend with other functions, or `norms`, in the place of some of its own, by name."""
+    """A backend with other functions, `norms` or `losses`, in the place of some of its own, by name."""
     return cast(Operations, SimpleNamespace(**{**vars(operations), **members}))

@@ -157,6 +157,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "machine": f"MFU counts from {format_flops(_number(event.get('peak_flops'), 0.0))}/s a rank, its best matmul{at}",
         "attention": f"attention by {event.get('backend')}: {event.get('message', '')}",
         "norms": f"norms by {event.get('backend')}: {event.get('message', '')}",
+        "loss": f"cross-entropy by {event.get('backend')}: {event.get('message', '')}",
         "matmuls": f"matmuls by {event.get('backend')}: {event.get('message', '')}",
         "start": "training starts",
         "resume": f"resumed from step {step} in memory" if event.get("source") == "memory" else f"resumed{at}",

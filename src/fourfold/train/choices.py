@@ -1,4 +1,4 @@
-"""The kernels of attention, norms and matmuls that a training chooses when it starts."""
+"""The kernels of attention, norms, cross-entropy and matmuls that a training chooses when it starts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from fourfold.model.operations import Operations
 from fourfold.program import Program
 from fourfold.program.spec import StepSpec
 from fourfold.train.attention_choice import Chosen, choose_attention_for_run
+from fourfold.train.loss_choice import ChosenLoss, choose_loss_for_run
 from fourfold.train.matmul_choice import ChosenMatmuls, choose_matmuls_for_run
 from fourfold.train.norm_choice import ChosenNorms, choose_norms_for_run
 from fourfold.train.session import RankContext
@@ -21,11 +22,12 @@ class Choices:
 
     attention: Chosen
     norms: ChosenNorms
+    loss: ChosenLoss
     matmuls: ChosenMatmuls
 
     @property
     def operations(self) -> Operations:
-        return self.norms.among(self.matmuls.among(self.attention.operations))
+        return self.loss.backend.among(self.norms.among(self.matmuls.among(self.attention.operations)))
 
     @property
     def recorded(self) -> dict[str, str]:
@@ -33,6 +35,7 @@ class Choices:
         return {
             "attention": self.attention.backend.name,
             "norms": self.norms.backend.name,
+            "loss": self.loss.backend.name,
             "matmuls": self.matmuls.recorded,
         }
 
@@ -41,6 +44,7 @@ class Choices:
         choices = (
             ("attention", self.attention.backend.name, self.attention.reason),
             ("norms", self.norms.backend.name, self.norms.reason),
+            ("loss", self.loss.backend.name, self.loss.reason),
             ("matmuls", self.matmuls.name, self.matmuls.reason),
         )
         return ((kind, {"backend": name, "message": reason}) for kind, name, reason in choices if reason)
@@ -58,5 +62,6 @@ def choose_for_run(
     return Choices(
         choose_attention_for_run(config, spec, context, newest),
         choose_norms_for_run(config, spec, context, newest),
+        choose_loss_for_run(config, spec, context, newest),
         choose_matmuls_for_run(config, program, context, newest, copy),
     )

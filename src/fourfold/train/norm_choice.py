@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fourfold.config import RunConfig, UserError
 from fourfold.flash import choice, remembered
+from fourfold.fused.norm_choice import compare, examine
+from fourfold.fused.norms import TORCH, TRITON, NormBackend, NormCase
 from fourfold.model import norm, torch_operations
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
-from fourfold.norms.backends import TORCH, TRITON, NormBackend, NormCase
-from fourfold.norms.choice import compare, examine
 from fourfold.program.spec import StepSpec
 from fourfold.train.backend_choice import AgreeingRanks, Contest, choose, device_clock, recorded_choice
 from fourfold.train.session import RankContext

@@ -1,4 +1,4 @@
-"""The Triton kernels of RMSNorm equal its formula in fp64, by Triton's interpreter or on a GPU. `test_triton_norm` runs this in a
+"""The Triton kernels of RMSNorm equal its formula in fp64, by Triton's interpreter or on a GPU. `test_norm_kernels` runs this in a
 process of its own, because triton decides at its import whether it interprets."""
 
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fourfold.norms import triton_norm
+from fourfold.fused import norm_launches
 from tests.support.parity_check import check_split
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -48,10 +48,10 @@ def test_kernels_equal_fp64(
     weight = rows_of(seed + 2, dtype, width)
     residual = rows_of(seed + 3, dtype, rows, width, is_strided=is_strided) if has_residual else None
     right_out, right_x, right_weight = exact(grad, x, weight)
-    out, scale = triton_norm.forward(x, weight, EPS)
+    out, scale = norm_launches.forward(x, weight, EPS)
     assert (out.dtype, scale.shape) == (dtype, (rows, 1))
-    assert torch.equal(triton_norm.again(x, scale, weight, EPS), out)
-    grad_x, grad_weight = triton_norm.backward(grad, x, scale, weight, residual)
+    assert torch.equal(norm_launches.again(x, scale, weight, EPS), out)
+    grad_x, grad_weight = norm_launches.backward(grad, x, scale, weight, residual)
     assert (grad_x.dtype, grad_weight.dtype) == (dtype, scale.dtype)
     bound = BOUNDS[dtype]
     torch.testing.assert_close(out.double(), right_out, rtol=bound, atol=bound)
@@ -63,9 +63,9 @@ def test_kernels_equal_fp64(
 
 def test_no_rows_give_nothing() -> None:
     x, weight = torch.empty(0, 8, device=DEVICE), torch.ones(8, device=DEVICE)
-    out, scale = triton_norm.forward(x, weight, EPS)
+    out, scale = norm_launches.forward(x, weight, EPS)
     assert (out.shape, scale.shape) == ((0, 8), (0, 1))
-    grad_x, grad_weight = triton_norm.backward(x, x, scale, weight, x)
+    grad_x, grad_weight = norm_launches.backward(x, x, scale, weight, x)
     assert grad_x.shape == (0, 8)
     assert torch.equal(grad_weight, torch.zeros(8, device=DEVICE))
 
@@ -76,16 +76,16 @@ def test_sums_repeat_their_bits() -> None:
         rows_of(1, torch.float32, 300, 40),
         rows_of(2, torch.float32, 40),
     )
-    _, scale = triton_norm.forward(x, weight, EPS)
-    one, two = (triton_norm.backward(grad, x, scale, weight, None) for _ in range(2))
+    _, scale = norm_launches.forward(x, weight, EPS)
+    one, two = (norm_launches.backward(grad, x, scale, weight, None) for _ in range(2))
     assert torch.equal(one[1], two[1])
 
 
 def test_a_row_of_zeros_has_a_finite_gradient() -> None:
     x, weight = torch.zeros(2, 8, device=DEVICE), torch.ones(8, device=DEVICE)
-    out, scale = triton_norm.forward(x, weight, EPS)
+    out, scale = norm_launches.forward(x, weight, EPS)
     assert not out.any()
-    grad_x, _ = triton_norm.backward(torch.ones_like(x), x, scale, weight, None)
+    grad_x, _ = norm_launches.backward(torch.ones_like(x), x, scale, weight, None)
     torch.testing.assert_close(grad_x, torch.full_like(x, EPS**-0.5))
 
 
@@ -100,4 +100,4 @@ def test_a_row_of_zeros_has_a_finite_gradient() -> None:
 def test_a_training_with_them_has_the_gradients_of_transformers(ranks: int, sections: dict[str, Any]) -> None:
     """In fp64, on the CPU that Triton's interpreter needs."""
     if DEVICE == "cpu":
-        check_split(ranks, norms="triton", **sections)
+        check_split(ranks, fused="triton", **sections)

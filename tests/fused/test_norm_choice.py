@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.norms.backends import TORCH, TRITON, NormBackend, NormCase
-from fourfold.norms.choice import compare, examine
+from fourfold.fused.norm_choice import compare, examine
+from fourfold.fused.norms import TORCH, TRITON, NormBackend, NormCase
 from fourfold.train.norm_choice import FORMULA
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

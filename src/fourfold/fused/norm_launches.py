@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fourfold.flash.tiled import accumulation_dtype
-from fourfold.norms.triton_kernels import backward_kernel, forward_kernel
+from fourfold.fused.norm_kernels import backward_kernel, forward_kernel
 
 MOST_PROGRAMS = 256
 """Programs of the backward, each of which writes a part of the weight's gradient: about two for a multiprocessor of an H100."""

@@ -57,23 +57,23 @@ def _backward_by_torch(
 
 
 def _by_triton(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    from fourfold.norms import triton_norm
+    from fourfold.fused import norm_launches
 
-    return triton_norm.forward(x, weight, eps)
+    return norm_launches.forward(x, weight, eps)
 
 
 def _again_by_triton(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
-    from fourfold.norms import triton_norm
+    from fourfold.fused import norm_launches
 
-    return triton_norm.again(x, scale, weight, eps)
+    return norm_launches.again(x, scale, weight, eps)
 
 
 def _backward_by_triton(
     grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    from fourfold.norms import triton_norm
+    from fourfold.fused import norm_launches
 
-    return triton_norm.backward(grad, x, scale, weight, residual)
+    return norm_launches.backward(grad, x, scale, weight, residual)
 
 
 def _torch_refuses(case: NormCase) -> str | None:

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang & Sennrich 2019) as two Triton kernels. With TRITON_INTERPRET=1 they run on a CPU. `triton_norm` launches them.
+"""RMSNorm (Zhang & Sennrich 2019) as two Triton kernels. With TRITON_INTERPRET=1 they run on a CPU. `norm_launches` launches them.
 
 Every number of a row is read once and written once; sums are in `SUM_DTYPE`. Programs of the backward add the weight's gradient
 over rows of their own, in order, so that it has the same bits each time.

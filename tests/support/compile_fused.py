@@ -1,6 +1,7 @@
-"""Compiles the kernels of RMSNorm to machine code for a GPU by Triton's own compiler; prints the bytes that each thread spills.
+"""Compiles the kernels of norms and cross-entropy to machine code for a GPU by Triton's own compiler; prints the bytes that each
+thread spills.
 
-python -m tests.support.compile_norms 90 bf16 4096
+python -m tests.support.compile_fused 90 bf16 4096
 """
 
 import json
@@ -17,32 +18,37 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fourfold.norms import triton_kernels, triton_norm
+from fourfold.fused import loss_kernels, loss_launches, norm_kernels, norm_launches
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
-IN_FP32 = {"scale", "parts"}
-SIZES = {"rows", "rows_each", "width"}
+IN_FORMAT = {"x", "weight", "out", "grad", "residual", "grad_x", "logits"}
+KINDS = {"column": "*i64", "here": "*i1", **dict.fromkeys(("rows", "rows_each", "width"), "i32")}
+LOWEST = torch.finfo(torch.float32).min
 
 
 def main(capability: int, dtype: str, width: int) -> None:
-    constants = triton_norm.constants(FORMATS[dtype], width)
-    warps = constants.pop("num_warps")
-    constants |= {"EPS": 1e-5, "IS_AGAIN": False, "HAS_RESIDUAL": True}
+    norms = norm_launches.constants(FORMATS[dtype], width)
+    losses = loss_launches.constants(FORMATS[dtype], 8 * width)
     found = {}
-    for name in ("forward_kernel", "backward_kernel"):
-        kernel = getattr(triton_kernels, name)
+    for kernel, constants in (
+        (norm_kernels.forward_kernel, {**norms, "EPS": 1e-5, "IS_AGAIN": False}),
+        (norm_kernels.backward_kernel, {**norms, "HAS_RESIDUAL": True}),
+        (loss_kernels.statistics_kernel, {**losses, "LOWEST": LOWEST}),
+        (loss_kernels.gradient_kernel, losses),
+    ):
         signature, fixed = {}, {}
         for index, argument in enumerate(kernel.arg_names):
             if argument in constants:
                 signature[argument], fixed[(index,)] = "constexpr", constants[argument]
-            elif argument in SIZES or argument.endswith("stride"):
+            elif argument.endswith("stride"):
                 signature[argument] = "i32"
             else:
-                signature[argument] = "*fp32" if argument in IN_FP32 else f"*{dtype}"
+                signature[argument] = KINDS.get(argument, f"*{dtype}" if argument in IN_FORMAT else "*fp32")
         source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
-        compiled = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+        options = {"num_warps": constants["num_warps"]}
+        compiled = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert compiled.asm["cubin"]
-        found[name] = spilled(compiled.asm["ptx"], f"sm_{capability}{'a' * (capability == 90)}")
+        found[kernel.__name__] = spilled(compiled.asm["ptx"], f"sm_{capability}{'a' * (capability == 90)}")
     print(json.dumps(found))
 
 

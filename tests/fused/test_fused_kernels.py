@@ -1,4 +1,4 @@
-"""The Triton kernels of RMSNorm: run by Triton's interpreter, and compiled by its compiler for GPUs that are not here."""
+"""The Triton kernels of norms and cross-entropy: run by Triton's interpreter, and compiled for GPUs that are not here."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from tests.support.subprocesses import run_without_pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 A100, H100 = 80, 90
+KERNELS = {"forward_kernel", "backward_kernel", "statistics_kernel", "gradient_kernel"}
 
 
 @pytest.mark.parametrize(
@@ -18,15 +19,16 @@ A100, H100 = 80, 90
 )
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, capability: int, dtype: str, width: int) -> None:
     """A thread's registers hold all but a few of its numbers."""
-    command = [sys.executable, "-m", "tests.support.compile_norms", str(capability), dtype, str(width)]
+    command = [sys.executable, "-m", "tests.support.compile_fused", str(capability), dtype, str(width)]
     spilled = json.loads(run_without_pytest(command, {"TRITON_CACHE_DIR": str(tmp_path)}).stdout)
-    assert set(spilled) == {"forward_kernel", "backward_kernel"}
+    assert set(spilled) == KERNELS
     assert max(spilled.values()) <= 16
 
 
-def test_kernels_equal_fp64(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("checks", "number"), [("norm_checks.py", 6), ("loss_checks.py", 3)])
+def test_kernels_equal_fp64(tmp_path: Path, checks: str, number: int) -> None:
     interpreted = "0" if torch.cuda.is_available() else "1"
-    checks = Path(__file__).with_name("kernel_checks.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
+    path = Path(__file__).with_name(checks)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     done = run_without_pytest(command, {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)})
-    assert "6 passed" in done.stdout
+    assert f"{number} passed" in done.stdout

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fourfold.flash.choice import BOUNDS, Clock, Trial, trials_of, worst_row
-from fourfold.norms.backends import NormBackend, NormCase
+from fourfold.fused.norms import NormBackend, NormCase
 
 CHECKED_ROWS = 64
 WEIGHT_BOUNDS = {torch.float64: 1e-10}

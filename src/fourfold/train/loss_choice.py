@@ -1,0 +1,159 @@
+"""Which back end computes a run's cross-entropy (`backend_choice`): the formulas of `model/head.py`, operator by operator, or
+kernels that read the logits twice and write their gradient in their place. A processor gains nothing by those, and compares
+nothing.
+
+A back end may win if on a chunk of logits its loss, and the worst row of its gradient, are off from fp64 by no more than
+`flash.choice` allows of attention.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourfold.config import ModelConfig, RunConfig
+from fourfold.flash import choice, remembered
+from fourfold.flash.choice import BOUNDS, worst_row
+from fourfold.fused.losses import LossCase, TritonLoss, triton_refuses
+from fourfold.model import torch_operations
+from fourfold.model.environment import Environment
+from fourfold.model.head import summed_loss_and_gradient
+from fourfold.model.operations import LossKernels, Operations, with_operations
+from fourfold.model.shape import chunk_tokens
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.program.spec import StepSpec
+from fourfold.train.backend_choice import AgreeingRanks, Contest, choose, device_clock, recorded_choice
+from fourfold.train.session import RankContext
+
+CHECKED_ROWS, CHECKED_COLUMNS = 32, 20_000
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class LossBackend:
+    """`kernels`: None for the formulas. `refuses`: why it does not take a case; None: it may."""
+
+    name: str
+    kernels: LossKernels | None
+    refuses: Callable[[LossCase], str | None]
+
+    def among(self, operations: Operations) -> Operations:
+        """The operations, with cross-entropy by this back end."""
+        return operations if self.kernels is None else with_operations(operations, {"losses": self.kernels})
+
+
+FORMULA = LossBackend("formula", None, lambda case: None)
+TRITON = LossBackend("triton", TritonLoss(), triton_refuses)
+BACKENDS = {backend.name: backend for backend in (FORMULA, TRITON)}
+"""By name, in the order that decides between equals."""
+
+
+class ChosenLoss(NamedTuple):
+    """The back end, and in words why it is this one; no words where there was no choice."""
+
+    backend: LossBackend = FORMULA
+    reason: str = ""
+
+
+def loss_case(spec: StepSpec, device: torch.device) -> LossCase:
+    """A chunk of the logits of one microbatch on one rank."""
+    layout = spec.layout
+    tokens = layout.microbatch_sequences * layout.sequence_length // layout.cp
+    columns = -(-spec.model.vocab_size // layout.tp)
+    rows = min(tokens, chunk_tokens(columns, device.type != "cpu"))
+    return LossCase(rows, columns, torch_dtype(spec.compute), device)
+
+
+def choose_loss_for_run(config: RunConfig, spec: StepSpec, context: RankContext, newest: Path | None) -> ChosenLoss:
+    """The choice at the start of a training. `newest`: the checkpoint that it may go on from."""
+    device, recorded = context.device, ""
+    if device.type == "cuda":
+        recorded = context.tell(recorded_choice(newest, "loss") if context.rank == 0 else "", 0)
+    return choose_loss(
+        loss_case(spec, device),
+        spec.model,
+        BACKENDS,
+        context,
+        config.run.loss_backend,
+        recorded,
+        remembered.default_path().with_name("losses.json"),
+        device_clock(device),
+        measures=device.type == "cuda",
+    )
+
+
+def choose_loss(
+    case: LossCase,
+    model: ModelConfig,
+    backends: Mapping[str, LossBackend],
+    ranks: AgreeingRanks,
+    named: str,
+    recorded: str,
+    cache: Path,
+    clock: choice.Clock,
+    measures: bool,
+) -> ChosenLoss:
+    """`backend_choice.choose` of a run's cross-entropy."""
+    look = partial(examine, case=case, model=model)
+    contest = Contest(
+        work="cross-entropy",
+        option="loss_backend",
+        backends=backends,
+        default=FORMULA,
+        examine=look,
+        compare=partial(choice.trials_of, backends.values(), look, partial(_timed, case=case, model=model)),
+        cache=cache,
+        key=remembered.key_of(case),
+    )
+    return ChosenLoss(*choose(contest, ranks, named, recorded, clock, measures))
+
+
+def examine(backend: LossBackend, case: LossCase, model: ModelConfig) -> str | None:
+    """Why a back end may not compute a case; None: it may. Runs it on fewer rows and columns."""
+    refused = backend.refuses(case)
+    if refused is not None:
+        return refused
+    small = replace(case, rows=min(case.rows, CHECKED_ROWS), columns=min(case.columns, CHECKED_COLUMNS))
+    try:
+        return next(_faults(backend, small, model), None)
+    except Exception as error:  # whatever a library raises, the run can do without it
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _timed(backend: LossBackend, case: LossCase, model: ModelConfig) -> Callable[[], object]:
+    """Loss and gradient of the case."""
+    env, (logits, target, count) = _environment(backend, case, model), _inputs(case)
+    return lambda: summed_loss_and_gradient(env, [logits.clone()], target, count)
+
+
+def _faults(backend: LossBackend, case: LossCase, model: ModelConfig) -> Iterator[str]:
+    logits, target, count = _inputs(case)
+    exact = logits.double().clone().requires_grad_()
+    right_loss = torch.nn.functional.cross_entropy(exact, target, ignore_index=IGNORED, reduction="sum")
+    (right,) = torch.autograd.grad(right_loss / count, exact)
+    loss, gradient = summed_loss_and_gradient(_environment(backend, case, model), [logits], target, count)
+    bound = BOUNDS[case.dtype]
+    error = float(abs(loss.double() - right_loss.detach()) / right_loss.detach().abs().clamp(min=1e-30))
+    if not error <= min(bound, 1e-4):  # no format rounds the sum
+        yield f"its loss is off by {error:.1e}, where {min(bound, 1e-4):.0e} is allowed"
+    error = worst_row(gradient, right)
+    if not error <= bound:
+        yield f"its gradient is off by {error:.1e}, where {bound:.0e} is allowed"
+
+
+def _environment(backend: LossBackend, case: LossCase, model: ModelConfig) -> Environment:
+    return Environment(backend.among(torch_operations), replace(model, vocab_size=case.columns))
+
+
+def _inputs(case: LossCase) -> tuple[Tensor, Tensor, Tensor]:
+    """Seeded logits, targets of which some are none, their number."""
+    generator = torch.Generator(case.device).manual_seed(0)
+    on = {"generator": generator, "device": case.device}
+    logits = (4 * torch.randn(case.rows, case.columns, **on)).to(case.dtype)  # type: ignore[call-overload]
+    target = torch.randint(case.columns, (case.rows,), **on)  # type: ignore[call-overload]
+    target[1::5] = IGNORED
+    return logits, target, (target >= 0).sum()
