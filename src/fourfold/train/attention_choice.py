@@ -56,7 +56,7 @@ def choose_attention_for_run(config: RunConfig, spec: StepSpec, context: RankCon
     device, recorded = context.device, ""
     if device.type == "cuda":
         recorded = context.tell(recorded_choice(newest, "attention") if context.rank == 0 else "", 0)
-    chosen = choose_attention(
+    return choose_attention(
         attention_case(spec, device),
         BACKENDS,
         context,
@@ -66,10 +66,6 @@ def choose_attention_for_run(config: RunConfig, spec: StepSpec, context: RankCon
         device_clock(device),
         measures=device.type == "cuda",
     )
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    return chosen
 
 
 def choose_attention(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fourfold.checkpoint.manifest import Manifest
 from fourfold.config import RunConfig
 from fourfold.model.operations import Operations
@@ -59,9 +61,13 @@ def choose_for_run(
     copy: Manifest | None,
 ) -> Choices:
     """`newest`, `copy`: the checkpoint, and the copy in memory, that the training may go on from."""
-    return Choices(
+    choices = Choices(
         choose_attention_for_run(config, spec, context, newest),
         choose_norms_for_run(config, spec, context, newest),
         choose_loss_for_run(config, spec, context, newest),
         choose_matmuls_for_run(config, program, context, newest, copy),
     )
+    if context.device.type == "cuda":  # comparisons leave nothing behind
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(context.device)
+    return choices
