@@ -90,13 +90,8 @@ class Judge:
         while generation.alive():
             self._pass_signals_on(generation)
             generation.collect()
-            if self._folder_gone_for() > (0.0 if generation.failures else _GONE_SECONDS):
-                generation.kill()
-                return LaunchOutcome(
-                    1,
-                    f"{self._folder.path}: the run's folder was removed or renamed while the run went on, which could save "
-                    f"nothing there; put it back in its place and give the same command",
-                )
+            if (lost := self._lost_folder(generation)) is not None:
+                return lost
             if (other := self._successor()) > self.fence:
                 generation.kill()
                 return LaunchOutcome(
@@ -121,12 +116,26 @@ class Judge:
             self.tick()
         generation.collect()
         self._on_tick()
+        if generation.failures and (lost := self._lost_folder(generation)) is not None:
+            return lost
         if generation.failures and not restarts and not generation.is_ending:
             restarts = self._judge(generation, number, places)
         if grows and not (restarts or self.received) and set(generation.exit_codes.values()) == {STOPPED}:
             self.note("restart", step=self.newest(), generation=number + 1)
             return None
         return None if restarts else self._outcome(generation)
+
+    def _lost_folder(self, generation: Generation) -> LaunchOutcome | None:
+        """Kills all ranks where the run's folder is gone: they would go on to the end, or be asked for reasons that they could not
+        write. None: it is there."""
+        if self._folder_gone_for() <= (0.0 if generation.failures else _GONE_SECONDS):
+            return None
+        generation.kill()
+        return LaunchOutcome(
+            1,
+            f"{self._folder.path}: the run's folder was removed or renamed while the run went on, which could save "
+            f"nothing there; put it back in its place and give the same command",
+        )
 
     def _folder_gone_for(self) -> float:
         """Seconds since a look first missed the run's folder, and all since; 0 while it is there. Between two looks nobody knows:
