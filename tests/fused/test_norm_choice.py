@@ -71,12 +71,3 @@ def test_kernels_for_gpus_say_so(backend: NormBackend) -> None:
 
 def test_rows_that_are_too_long_are_refused() -> None:
     assert TRITON.refuses(replace(CASE, device=CUDA, width=32768)) == "its rows have 16384 numbers at most"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("width", [576, 4096, 16384])
-@pytest.mark.parametrize("backend", [FORMULA, TORCH, TRITON], ids=lambda backend: backend.name)
-def test_all_are_right_on_a_gpu(backend: NormBackend, width: int, dtype: torch.dtype) -> None:
-    assert examine(backend, replace(CASE, rows=1000, width=width, dtype=dtype, device=CUDA)) is None

@@ -104,11 +104,3 @@ def test_the_choice_is_recorded(tmp_path: Path, corpus: Path) -> None:
 
 def test_kernels_for_gpus_say_so() -> None:
     assert examine(TRITON, CASE, MODEL) == "it runs on CUDA"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("backend", [FORMULA, TRITON], ids=lambda backend: backend.name)
-def test_all_are_right_on_a_gpu(backend: LossBackend, dtype: torch.dtype) -> None:
-    assert examine(backend, LossCase(523, 16000, dtype, torch.device("cuda")), MODEL) is None

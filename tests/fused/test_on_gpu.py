@@ -1,0 +1,30 @@
+"""Back ends of norms and cross-entropy are right on a GPU."""
+
+import pytest
+import torch
+
+from fourfold.fused.losses import LossCase
+from fourfold.fused.norm_choice import examine
+from fourfold.fused.norms import TORCH, TRITON, NormBackend, NormCase
+from fourfold.train import loss_choice
+from fourfold.train.loss_choice import LossBackend
+from fourfold.train.norm_choice import FORMULA
+from tests.rehearse.layouts import sections
+from tests.rehearse.rehearsed import sections_spec
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [576, 4096, 16384])
+@pytest.mark.parametrize("backend", [FORMULA, TORCH, TRITON], ids=lambda backend: backend.name)
+def test_norms(backend: NormBackend, width: int, dtype: torch.dtype) -> None:
+    assert examine(backend, NormCase(rows=1000, width=width, dtype=dtype, device=CUDA, eps=1e-5)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", list(loss_choice.BACKENDS.values()), ids=lambda backend: backend.name)
+def test_cross_entropy(backend: LossBackend, dtype: torch.dtype) -> None:
+    model = sections_spec(1, sections({}))[0].model
+    assert loss_choice.examine(backend, LossCase(523, 16000, dtype, CUDA), model) is None
