@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from fourfold.calibrate.clock import Meter
 from fourfold.calibrate.steps import table_spec
@@ -24,6 +24,7 @@ from fourfold.runtime.matmuls import (
     processor_clock,
     step_matmuls,
 )
+from fourfold.train.session import most_of_ranks
 
 GEMM_SIZES = (32, 96, 256, 640, 1536)
 QUERIES = (32, 64, 128, 256, 512, 1024)
@@ -39,14 +40,7 @@ def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) ->
     if device.type != "cpu" or spec.compute != "fp32" or problem_of_onednn() is not None:
         return ()
     seconds = measure(step_matmuls(lower_pipeline(spec)[0]), processor_clock)
-    return faster_by_onednn(of_slowest(seconds, _most_of_ranks))
-
-
-def _most_of_ranks(numbers: list[float]) -> list[float]:
-    most = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    found: list[float] = most.tolist()
-    return found
+    return faster_by_onednn(of_slowest(seconds, partial(most_of_ranks, device=device)))
 
 
 def library_text(by_library: Sequence[str]) -> str:

@@ -35,9 +35,7 @@ class RankContext:
 
     def most(self, values: list[float]) -> list[float]:
         """The largest of all ranks' values, place by place."""
-        result = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(result, op=dist.ReduceOp.MAX)
-        return [float(value) for value in result.tolist()]
+        return most_of_ranks(values, self.device)
 
     def tell(self, text: str, source: int) -> str:
         """The text of rank `source`, on every rank; a long one is cut."""
@@ -154,3 +152,10 @@ def _step_near(step: int, text: bytes) -> int | None:
     except ValueError:
         return None
     return named if step <= named <= step + StopSignal.MARGIN_STEPS + 1 else None
+
+
+def most_of_ranks(values: list[float], device: torch.device) -> list[float]:
+    """The largest of all ranks' values, place by place."""
+    result = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    return [float(value) for value in result.tolist()]
