@@ -13,7 +13,6 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.outlook import TIGHT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.liveness import host_peak_bytes
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.prediction import StepPrediction, predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.stage_times import estimate_makespan
@@ -108,7 +107,7 @@ class Pricer:
         most = self.request.host_bytes
         if most == float("inf") or not (candidate.activations or candidate.offload_optimizer):
             return
-        needed = max(map(host_peak_bytes, step.simulation.programs))
+        needed = step.host_bytes
         if needed > most:
             raise UserError(
                 f"{candidate.words()}: needs {needed / 1e9:.4g} GB of the host's memory for each device; allowed: {most / 1e9:.4g} "

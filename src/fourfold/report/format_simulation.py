@@ -159,11 +159,11 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         rows.append([f"pp {rank}", format_bytes(held), per_cent(held / capacity), step.short, ", ".join(kinds)])
     overhead = format_overhead(simulation.prices.software)
     beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
-    if summary.host_bytes:
+    if summary.step.host_bytes:
         copies = f"copied at {summary.device.host_link_bytes_per_second / 1e9:.3g} GB/s in either direction"
         share = simulation.prices.cluster.host_memory_bytes_per_device
         of = f" of {format_bytes(share)}" if share is not None else " of its memory"
-        beside.append(f"host       {format_bytes(summary.host_bytes)}{of} for each device at most, {copies}")
+        beside.append(f"host       {format_bytes(summary.step.host_bytes)}{of} for each device at most, {copies}")
     heads = ("device", "peak memory", "share", "at", "largest buffers")
     return [*table(heads, rows, left=(0, 3, 4)), *beside]
 

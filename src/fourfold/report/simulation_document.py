@@ -83,8 +83,8 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "fits": summary.fits,
         "verdict": verdict_lines(summary),
     }
-    if summary.host_bytes:
-        document["host_memory_bytes"] = summary.host_bytes
+    if summary.step.host_bytes:
+        document["host_memory_bytes"] = summary.step.host_bytes
     if summary.host_bound:
         document["host_bound"] = summary.host_bound
     if with_curves:

@@ -88,7 +88,7 @@ def _smaller(summary: StepSummary) -> str:
     layout, held = summary.step.simulation.spec.layout, summary.step.device_bytes
     if max(held) <= summary.device.memory_bytes:
         fewer = "layout.offload_optimizer=false" if layout.offload_optimizer else "layout.offload of fewer blocks"
-        return f"{format_bytes(summary.host_bytes)} on the host: {fewer}, more dp_shard"
+        return f"{format_bytes(summary.step.host_bytes)} on the host: {fewer}, more dp_shard"
     fullest = max(range(len(held)), key=held.__getitem__)
     kind, size = next(iter(summary.step.simulation.peaks[fullest].by_kind().items()))
     if kind in ("saved", "hidden", "deferred", "workspace", "dhidden"):

@@ -14,7 +14,7 @@ from typing import TypeVar
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.liveness import highest_bytes, peak_bytes
+from fourfold.program.liveness import highest_bytes, host_peak_bytes, peak_bytes
 from fourfold.program.lower import each_program
 from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
@@ -54,6 +54,11 @@ class StepPrediction:
             lines = (before[key] + ratio * max(0, b - before[key]) for key, b in after.items() if key in before)
             found.append(device_bytes(round(max(lines)), software))
         return tuple(found)
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """Bytes of the host's memory that one device's offloaded activations and optimizer states take at most."""
+        return max(map(host_peak_bytes, self.simulation.programs))
 
     def along(self, sums: Callable[[Simulation], Sequence[Mapping[Key, float]]]) -> list[dict[Key, float]]:
         """Sums that grow linearly with the number of microbatches, one mapping a pipeline rank, for the whole step."""

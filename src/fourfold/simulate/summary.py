@@ -5,7 +5,6 @@ from functools import cached_property
 
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program.liveness import host_peak_bytes
 from fourfold.program.offload import STREAMS
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.prediction import StepPrediction
@@ -199,16 +198,11 @@ class StepSummary:
         """The critical path of the simulation that the step ends with; asked for its reasons and for its crossings."""
         return critical_path(self.step.simulation)
 
-    @cached_property
-    def host_bytes(self) -> int:
-        """Bytes of the host's memory that one device's offloaded activations and optimizer states take at most."""
-        return max(map(host_peak_bytes, self.step.simulation.programs))
-
     @property
     def host_lacks(self) -> int:
-        """Bytes that one device's share of its host's memory is short of `host_bytes`; 0 where the cluster does not say it."""
+        """Bytes that one device's share of its host's memory lacks for the step; 0 where the cluster does not say it."""
         share = self.step.simulation.prices.cluster.host_memory_bytes_per_device
-        return 0 if share is None else max(0, self.host_bytes - share)
+        return 0 if share is None else max(0, self.step.host_bytes - share)
 
     @property
     def fits(self) -> bool:
