@@ -35,7 +35,7 @@ def attend(
     """q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] -> out [batch, queries, heads,
     value] in q's format, and the log-sum-exp of the scores [batch, heads, queries] in fp32 (fp64 for fp64)."""
     blocks = blocks or blocks_of(q.dtype, q.shape[3])
-    q, k, v = (_rows(x) for x in (q, k, v))
+    q, k, v = (dense_rows(x) for x in (q, k, v))
     batch, queries, heads, _ = q.shape
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty((batch, heads, queries), dtype=accumulation_dtype(q))
@@ -62,7 +62,7 @@ def attend_backward(
     over all keys that the queries see, also those of other calls."""
     blocks = blocks or blocks_of(q.dtype, q.shape[3])
     shared = (grad.to(lse.dtype) * out).sum(-1).transpose(1, 2).contiguous()
-    grad, q, k, v, lse = _rows(grad), _rows(q), _rows(k), _rows(v), lse.contiguous()
+    grad, q, k, v, lse = dense_rows(grad), dense_rows(q), dense_rows(k), dense_rows(v), lse.contiguous()
     batch, _, heads, _ = q.shape
     d_q, d_k, d_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     inputs, strides = (q, k, v, grad, lse, shared), [x.stride() for x in (q, k, v, grad)]
@@ -75,11 +75,6 @@ def attend_backward(
     arguments = (*inputs, d_q, *arrays, *strides, d_q.stride())
     _launch(queries_kernel, (len(begins), batch * heads), arguments, q, k, v, blocks, scale)
     return d_q, d_k, d_v
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x [batch, tokens, heads, n] with its last dimension dense, as the kernels read it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _key_ranges(visible: Visible, blocks: Blocks) -> tuple[Integers, Integers]:
@@ -116,7 +111,7 @@ def _launch(
     sizes = (heads, heads // kv_heads, q.shape[1], k.shape[1], q.shape[3], v.shape[3])
     kernel[grid](
         *arguments, *sizes, QUERIES=blocks.queries, KEYS=blocks.keys, WIDTH=power_of_two(q.shape[3]),
-        VALUE=power_of_two(v.shape[3]), SCALE=scale, SUM_DTYPE=tl.float64 if sum_dtype == torch.float64 else tl.float32,
+        VALUE=power_of_two(v.shape[3]), SCALE=scale, SUM_DTYPE=sum_format(q.dtype),
         LOWEST=torch.finfo(sum_dtype).min, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
@@ -124,3 +119,13 @@ def _launch(
 def power_of_two(width: int) -> int:
     """The power of two that holds it, 16 at least: what a product of tiles takes."""
     return max(16, triton.next_power_of_2(width))
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """x [..., n] with its last dimension dense, as the kernels read it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def sum_format(dtype: torch.dtype) -> tl.dtype:
+    """Triton's name for the format of sums over numbers of a format (`tiled.accumulation_dtype`)."""
+    return tl.float64 if dtype == torch.float64 else tl.float32

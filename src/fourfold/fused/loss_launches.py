@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from fourfold.flash.tiled import accumulation_dtype
+from fourfold.flash.triton_attention import dense_rows, sum_format
 from fourfold.fused.loss_kernels import gradient_kernel, statistics_kernel
 
 LARGEST_BLOCK = 4096
@@ -16,7 +16,7 @@ LARGEST_BLOCK = 4096
 def statistics(logits: Tensor, column: Tensor, here: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """logits [tokens, columns] -> the maximum of each row, the sum of exp(logit - maximum), and the logit of `column` [tokens]
     int64 where it is `here` [tokens] bool, else 0; each [tokens] in fp32, fp64 for fp64."""
-    logits = _dense(logits)
+    logits = dense_rows(logits)
     rows, width = logits.shape
     maximum, total, picked = (logits.new_empty(rows, dtype=accumulation_dtype(logits)) for _ in range(3))
     if logits.numel():
@@ -44,9 +44,4 @@ def gradient_(logits: Tensor, column: Tensor, maximum: Tensor, factor: Tensor, t
 def constants(dtype: torch.dtype, width: int) -> dict[str, Any]:
     """A thread has 16 numbers of a block."""
     block = min(LARGEST_BLOCK, triton.next_power_of_2(width))
-    sum_dtype = tl.float64 if dtype == torch.float64 else tl.float32
-    return {"BLOCK": block, "SUM_DTYPE": sum_dtype, "num_warps": max(1, block // 512)}
-
-
-def _dense(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return {"BLOCK": block, "SUM_DTYPE": sum_format(dtype), "num_warps": max(1, block // 512)}

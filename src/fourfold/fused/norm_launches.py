@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from fourfold.flash.tiled import accumulation_dtype
+from fourfold.flash.triton_attention import dense_rows, sum_format
 from fourfold.fused.norm_kernels import backward_kernel, forward_kernel
 
 MOST_PROGRAMS = 256
@@ -27,8 +27,8 @@ def again(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def backward(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """The gradient of x [tokens, n] + `residual` [tokens, n], and that of the weight [n] in fp32 (fp64 for fp64)."""
-    grad, x, scale = _rows(grad), _rows(x), scale.contiguous()
-    residual = None if residual is None else _rows(residual)
+    grad, x, scale = dense_rows(grad), dense_rows(x), scale.contiguous()
+    residual = None if residual is None else dense_rows(residual)
     rows, width = x.shape
     rows_each = max(1, -(-rows // MOST_PROGRAMS))
     programs = -(-rows // rows_each)
@@ -45,7 +45,7 @@ def backward(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: T
 
 def _apply(x: Tensor, scale: Tensor, weight: Tensor, eps: float, is_again: bool) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    flat = _rows(x.flatten(0, -2))
+    flat = dense_rows(x.flatten(0, -2))
     if x.numel():
         width = flat.shape[1]
         kernel: Any = forward_kernel
@@ -59,10 +59,4 @@ def _apply(x: Tensor, scale: Tensor, weight: Tensor, eps: float, is_again: bool)
 def constants(dtype: torch.dtype, width: int) -> dict[str, Any]:
     """A block has a row; a thread has 16 of its numbers."""
     block = triton.next_power_of_2(width)
-    sum_dtype = tl.float64 if dtype == torch.float64 else tl.float32
-    return {"BLOCK": block, "SUM_DTYPE": sum_dtype, "num_warps": max(1, min(32, block // 512))}
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x [rows, n] with its last dimension dense, as the kernels read it."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return {"BLOCK": block, "SUM_DTYPE": sum_format(dtype), "num_warps": max(1, min(32, block // 512))}

@@ -113,13 +113,14 @@ def exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
     column = target if tp is None else target - tp.index * columns
     here = valid if tp is None else valid & (column >= 0) & (column < columns)
     column = column.clamp(0, columns - 1)
+    own_maximum = None
     if ops.losses is None:
         maximum = logits.amax(-1)
         picked = logits.gather(-1, column.unsqueeze(-1)).squeeze(-1).masked_fill_(~here, 0)
         total = logits.sub_(maximum.unsqueeze(-1)).exp_().sum(-1)
     else:
         maximum, total, picked = ops.losses.statistics(logits, column, here)
-    own_maximum = None if ops.losses is None else ops.copy(maximum)
+        own_maximum = ops.copy(maximum)
     highest = maximum
     if tp is not None:
         highest, total, picked = _combine(env, [maximum, total, picked], tp)
@@ -163,10 +164,9 @@ def logits_gradient(
     if share != 1:
         scale.mul_(share)
     factor = softmax.factor * scale
-    if ops.losses is None:
-        logits.mul_(factor.unsqueeze(-1))
     scale.masked_fill_(~softmax.here, 0).neg_()
     if ops.losses is not None:
         ops.losses.gradient_(logits, softmax.column, softmax.maximum, factor, scale)
         return logits
+    logits.mul_(factor.unsqueeze(-1))
     return logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1)).to(part.dtype)
