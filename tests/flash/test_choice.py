@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ def counting_clock(seconds: dict[str, float], order: list[str]) -> choice.Clock:
         return seconds[next(names)]
 
     return clock
+
+
+def _compare(backends: list[AttentionBackend], case: AttentionCase, clock: choice.Clock) -> dict[str, choice.Trial]:
+    return choice.compare(backends, partial(choice.examine, case=case), partial(choice.timed, case=case), clock)
 
 
 def _attend(change: Callable[[Any], Any]) -> AttentionBackend:
@@ -78,7 +83,7 @@ def test_a_wrong_one_does_not_win(wrong: str) -> None:
     assert found is not None
     assert problem in found
     backends = [replace(backend, name="wrong"), FLASH]
-    trials = choice.compare(backends, CASE, counting_clock({"wrong": 1e-9, "flash": 5.0}, ["flash"]))
+    trials = _compare(backends, CASE, counting_clock({"wrong": 1e-9, "flash": 5.0}, ["flash"]))
     assert choice.fastest({name: trial.seconds for name, trial in trials.items()}) == "flash"
 
 
@@ -108,7 +113,7 @@ def test_right_ones_pass_in_every_format(dtype: torch.dtype) -> None:
 def test_the_fastest_wins_and_of_equals_the_first() -> None:
     slow, fast, same = (replace(TILED, name=name) for name in ("slow", "fast", "same"))
     clock = counting_clock({"slow": 2.0, "fast": 1.0, "same": 1.0}, ["slow", "fast", "same"])
-    trials = choice.compare([slow, fast, same], CASE, clock)
+    trials = _compare([slow, fast, same], CASE, clock)
     assert choice.fastest({name: trial.seconds for name, trial in trials.items()}) == "fast"
     assert choice.fastest({"a": float("inf")}) is None
     assert choice.fastest({}) is None
@@ -121,7 +126,7 @@ def test_one_that_fails_at_the_full_size_does_not_win() -> None:
         return TILED.attend(q, *args)
 
     case = replace(CASE, queries=choice.CHECKED_TOKENS + 8, batch=1, heads=1, kv_heads=1, rectangles=False)
-    trial = choice.compare([replace(TILED, attend=attend)], case, counting_clock({"tiled": 1.0}, ["tiled"]))["tiled"]
+    trial = _compare([replace(TILED, attend=attend)], case, counting_clock({"tiled": 1.0}, ["tiled"]))["tiled"]
     assert trial.seconds == float("inf")
     assert "too little" in str(trial.problem)
 

@@ -1,13 +1,15 @@
 """A back end of norms is taken where its results are those of fp64, and its weight gradients are not rounded as weights are."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fourfold.fused.norm_choice import compare, examine
+from fourfold.flash.choice import compare
+from fourfold.fused.norm_choice import examine, timed
 from fourfold.fused.norms import TORCH, TRITON, NormBackend, NormCase
 from fourfold.train.norm_choice import FORMULA
 
@@ -59,7 +61,12 @@ def test_one_that_is_wrong_is_not_taken(changes: dict[str, Any], problem: str) -
     found = examine(backend, CASE)
     assert found is not None
     assert found.startswith(problem)
-    trials = compare([FORMULA, backend], CASE, lambda call: float(call() is not None))
+    trials = compare(
+        [FORMULA, backend],
+        partial(examine, case=CASE),
+        partial(timed, case=CASE),
+        lambda call: float(call() is not None),
+    )
     assert (trials["formula"].seconds, trials["formula"].problem) == (1.0, None)
     assert (trials["other"].seconds, trials["other"].problem) == (float("inf"), found)
 

@@ -11,7 +11,8 @@ from fourfold.checkpoint import read_manifest
 from fourfold.config import RunFailure, UserError
 from fourfold.flash import remembered
 from fourfold.flash.backends import BACKENDS, TILED, AttentionBackend, AttentionCase
-from fourfold.train.attention_choice import Chosen, attention_case, choose_attention
+from fourfold.train.attention_choice import attention_case, attention_contest
+from fourfold.train.backend_choice import Chosen, choose
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
 from tests.support.thread_ranks import ThreadRank, on_thread_ranks
@@ -43,7 +44,9 @@ def _choose(
         working = iter([each for each in times[rank].values() if each < INFINITE])
         cache = folder / f"{rank}.json"
         own = {**own, "flash": BACKENDS["flash"]} if not measures else own
-        return choose_attention(*(CASE, own, context, named, recorded, cache, lambda call: next(working), measures))
+        return choose(
+            *(attention_contest(CASE, own), context, named, recorded, cache, lambda call: next(working), measures)
+        )
 
     return on_thread_ranks(len(times), run)
 

@@ -1,4 +1,4 @@
-"""The back end of a run's cross-entropy: checked beside fp64, named by the run file, recorded in its checkpoint."""
+"""The back end of a run's cross-entropy: checked beside fp64, and taken where it is the fastest."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fourfold.checkpoint import read_manifest
 from fourfold.fused.losses import LossCase
-from fourfold.train.loss_choice import FORMULA, TRITON, ChosenLoss, LossBackend, choose_loss, examine, loss_case
+from fourfold.train.backend_choice import Chosen, choose
+from fourfold.train.loss_choice import FORMULA, TRITON, LossBackend, examine, loss_case, loss_contest
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
 from tests.support.fused_operations import PlainLoss
 from tests.support.thread_ranks import ThreadRank, on_thread_ranks
-from tests.support.training_ranks import start_training
-from tests.train.test_training import corpus, finish, lines, make_run
-
-__all__ = ["corpus"]
 
 CASE = LossCase(20, 70, torch.float32, torch.device("cpu"))
 MODEL = sections_spec(1, sections({}))[0].model
@@ -72,10 +68,10 @@ def test_one_that_is_wrong_is_not_taken(kernels: PlainLoss, problem: str) -> Non
 def test_all_ranks_take_the_one_whose_slowest_rank_is_fastest(tmp_path: Path) -> None:
     times, backends = [[1.0, 3.0], [9.0, 4.0]], {"formula": FORMULA, "plain": PLAIN}
 
-    def run(context: ThreadRank) -> ChosenLoss:
+    def run(context: ThreadRank) -> Chosen[LossBackend]:
         own, cache = iter(times[context.rank]), tmp_path / f"{context.rank}.json"
-        arguments = (CASE, MODEL, backends, context, "auto", "", cache, lambda call: (call(), next(own))[1])
-        return choose_loss(*arguments, measures=True)
+        contest = loss_contest(CASE, MODEL, backends)
+        return choose(contest, context, "auto", "", cache, lambda call: (call(), next(own))[1], measures=True)
 
     chosen = on_thread_ranks(2, run)
     assert [each.backend.name for each in chosen] == ["plain", "plain"]
@@ -90,16 +86,6 @@ def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], share: tuple[i
     case = loss_case(spec, torch.device("cuda"))
     tokens = spec.layout.microbatch_sequences * spec.layout.sequence_length
     assert (case.rows, case.columns) == (tokens // share[0], -(-spec.model.vocab_size // share[1]))
-
-
-def test_the_choice_is_recorded(tmp_path: Path, corpus: Path) -> None:
-    out = make_run(tmp_path / "run", corpus, run={"loss_backend": "formula", "sample_tokens": 0}, batch={"steps": 2})
-    codes, errors = finish(start_training(out, 1))
-    assert codes == [0], errors
-    (newest,) = (out / "checkpoints").glob("step-*")
-    assert read_manifest(newest).info["loss"] == "formula"
-    told = [event for event in lines(out / "events.jsonl") if event["event"] == "loss"]
-    assert [(event["backend"], event["message"]) for event in told] == [("formula", "as the run file says")]
 
 
 def test_kernels_for_gpus_say_so() -> None:

@@ -9,8 +9,9 @@ import torch
 
 from fourfold.checkpoint import read_manifest
 from fourfold.flash import remembered
-from fourfold.fused.norms import NormCase
-from fourfold.train.norm_choice import FORMULA, ChosenNorms, choose_norms, norm_case
+from fourfold.fused.norms import NormBackend, NormCase
+from fourfold.train.backend_choice import Chosen, choose
+from fourfold.train.norm_choice import FORMULA, norm_case, norm_contest
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
 from tests.support.parity_check import check_split
@@ -27,9 +28,9 @@ def test_all_ranks_take_the_one_whose_slowest_rank_is_fastest(tmp_path: Path) ->
     times = [{"formula": 1.0, "other": 3.0}, {"formula": 9.0, "other": 4.0}]
     backends = {"formula": FORMULA, "other": replace(FORMULA, name="other")}
 
-    def run(context: ThreadRank) -> ChosenNorms:
+    def run(context: ThreadRank) -> Chosen[NormBackend]:
         cache, own = tmp_path / f"{context.rank}.json", iter(times[context.rank].values())
-        return choose_norms(CASE, backends, context, "auto", "", cache, lambda call: next(own), measures=True)
+        return choose(norm_contest(CASE, backends), context, "auto", "", cache, lambda call: next(own), measures=True)
 
     chosen = on_thread_ranks(2, run)
     assert [each.backend.name for each in chosen] == ["other", "other"]
@@ -62,13 +63,14 @@ def test_segments_hand_a_back_end_all_that_it_needs(ranks: int, given: dict[str,
     check_split(ranks, fused="plain", **given)
 
 
-def test_the_choice_is_recorded(tmp_path: Path, corpus: Path) -> None:
-    out = make_run(tmp_path / "run", corpus, run={"norm_backend": "formula", "sample_tokens": 0}, batch={"steps": 2})
+@pytest.mark.parametrize(("option", "part"), [("norm_backend", "norms"), ("loss_backend", "loss")])
+def test_the_choice_is_recorded(tmp_path: Path, corpus: Path, option: str, part: str) -> None:
+    out = make_run(tmp_path / "run", corpus, run={option: "formula", "sample_tokens": 0}, batch={"steps": 2})
     codes, errors = finish(start_training(out, 1))
     assert codes == [0], errors
     (newest,) = (out / "checkpoints").glob("step-*")
-    assert read_manifest(newest).info["norms"] == "formula"
-    told = [event for event in lines(out / "events.jsonl") if event["event"] == "norms"]
+    assert read_manifest(newest).info[part] == "formula"
+    told = [event for event in lines(out / "events.jsonl") if event["event"] == part]
     assert [(event["backend"], event["message"]) for event in told] == [("formula", "as the run file says")]
 
 

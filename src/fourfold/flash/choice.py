@@ -7,7 +7,6 @@ backward on the run's own shapes.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -43,27 +42,24 @@ class Trial(NamedTuple):
 def examine(backend: AttentionBackend, case: AttentionCase) -> str | None:
     """Why a back end may not compute a case; None: it may. Runs it on a smaller one of the kind."""
     refused = backend.refuses(case)
-    if refused is not None:
-        return refused
+    return refused if refused is not None else first_fault(_faults(backend, _small(case)))
+
+
+def first_fault(faults: Iterator[str]) -> str | None:
+    """The first fault that is found, or the error that looking for it raises: a run can do without a library that raises one."""
     try:
-        backend.activate()
-        return next(_faults(backend, _small(case)), None)
-    except Exception as error:  # whatever a library raises, the run can do without it
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return next(faults, None)
+    except Exception as error:
+        return _words(error)
 
 
-def compare(backends: Iterable[AttentionBackend], case: AttentionCase, clock: Clock) -> dict[str, Trial]:
-    """Every back end's trial, by name."""
-    return trials_of(backends, partial(examine, case=case), partial(_step, case=case), clock)
-
-
-def trials_of(
+def compare(
     backends: Iterable[Backend],
     examine: Callable[[Backend], str | None],
     timed: Callable[[Backend], Callable[[], object]],
     clock: Clock,
 ) -> dict[str, Trial]:
-    """The same of any back ends. `examine`: why one cannot be taken; `timed`: the call whose time decides."""
+    """Every back end's trial, by name. `examine`: why one cannot be taken; `timed`: the call whose time decides."""
     trials = {}
     for backend in backends:
         problem, seconds = examine(backend), float("inf")
@@ -71,9 +67,13 @@ def trials_of(
             try:
                 seconds = clock(timed(backend))
             except Exception as error:  # such as too little memory
-                problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                problem = _words(error)
         trials[backend.name] = Trial(seconds, problem)
     return trials
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def fastest(seconds: Mapping[str, float]) -> str | None:
@@ -104,6 +104,7 @@ def _small(case: AttentionCase) -> AttentionCase:
 
 def _faults(backend: AttentionBackend, case: AttentionCase) -> Iterator[str]:
     """Results that are off by more than the bound."""
+    backend.activate()
     bound, scale = BOUNDS[case.dtype], case.width**SCALE_OF_WIDTH
     names = "output", "log-sum-exp", "gradient of queries", "gradient of keys", "gradient of values"
     for what, causal, documents, queries in _calls(case):
@@ -151,7 +152,7 @@ def worst_row(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours.double() - theirs).norm(dim=-1) / (sizes + sizes.mean() + 1e-30)).max())
 
 
-def _step(backend: AttentionBackend, case: AttentionCase) -> Callable[[], object]:
+def timed(backend: AttentionBackend, case: AttentionCase) -> Callable[[], object]:
     """One forward and backward on the case's own shapes."""
     scale = case.width**SCALE_OF_WIDTH
     documents = Visible.documents(case.batch * lengths_of(case)) if case.documents else None

@@ -5,14 +5,13 @@ allows of attention; and the weight's gradient by no more than sums of fp32 are,
 others that are not rounded.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from fourfold.flash.choice import BOUNDS, Clock, Trial, trials_of, worst_row
+from fourfold.flash.choice import BOUNDS, first_fault, worst_row
 from fourfold.fused.norms import NormBackend, NormCase
 
 CHECKED_ROWS = 64
@@ -24,20 +23,11 @@ WEIGHT_BOUND = 2e-4
 def examine(backend: NormBackend, case: NormCase) -> str | None:
     """Why a back end may not compute a case; None: it may. Runs it on fewer rows."""
     refused = backend.refuses(case)
-    if refused is not None:
-        return refused
-    try:
-        return next(_faults(backend, replace(case, rows=min(case.rows, CHECKED_ROWS))), None)
-    except Exception as error:  # whatever a library raises, the run can do without it
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    small = replace(case, rows=min(case.rows, CHECKED_ROWS))
+    return refused if refused is not None else first_fault(_faults(backend, small))
 
 
-def compare(backends: Iterable[NormBackend], case: NormCase, clock: Clock) -> dict[str, Trial]:
-    """Every back end's trial, by name."""
-    return trials_of(backends, partial(examine, case=case), partial(_timed, case=case), clock)
-
-
-def _timed(backend: NormBackend, case: NormCase) -> Callable[[], object]:
+def timed(backend: NormBackend, case: NormCase) -> Callable[[], object]:
     """One forward and backward, with a residual, of the case."""
     grad, x, weight, residual = _inputs(case)
 

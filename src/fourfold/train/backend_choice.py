@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 
 from fourfold.checkpoint import DamagedCheckpoint, read_manifest
-from fourfold.config import RunFailure, UserError
+from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.flash import choice, remembered
 from fourfold.flash.choice import Backend
+from fourfold.train.session import RankContext
 
 REPEATS = 3
 
@@ -38,26 +39,51 @@ class AgreeingRanks(Protocol):
 
 @dataclass(frozen=True)
 class Contest(Generic[Backend]):
-    """The back ends that may compute a part of a run. `work`: that part, `attention` or `norms`; `default`: the one that is taken
-    where nothing is compared; `examine`: why one cannot be taken, None: it can; `compare`: every one's trial; `cache`: the file of
-    times that were measured before, `key`: of this run's shapes in it."""
+    """The back ends that may compute a part of a run. `work`: that part in words; `option`: the run file's key; `recorded_as`: a
+    checkpoint's; `file`: the name of that with times that were measured before; `default`: the back end that is taken where nothing
+    is compared; `case`: this run's shapes; `examine`: why a back end cannot be taken, None: it can; `timed`: its call whose time
+    decides."""
 
     work: str
     option: str
+    recorded_as: str
+    file: str
     backends: Mapping[str, Backend]
     default: Backend
+    case: remembered.DeviceCase
     examine: Callable[[Backend], str | None]
-    compare: Callable[[choice.Clock], Mapping[str, choice.Trial]]
-    cache: Path
-    key: str
+    timed: Callable[[Backend], Callable[[], object]]
+
+
+class Chosen(NamedTuple, Generic[Backend]):
+    """The back end, and in words why it is this one; no words where there was no choice."""
+
+    backend: Backend
+    reason: str = ""
+
+
+def choose_for_run(
+    contest: Contest[Backend], config: RunConfig, context: RankContext, newest: Path | None
+) -> Chosen[Backend]:
+    """The choice at the start of a training, which compares back ends on CUDA. `newest`: the checkpoint that it may go on from."""
+    measures, recorded = context.device.type == "cuda", ""
+    if measures:
+        recorded = context.tell(recorded_choice(newest, contest.recorded_as) if context.rank == 0 else "", 0)
+    named, cache = getattr(config.run, contest.option), remembered.default_path().with_name(contest.file)
+    return choose(contest, context, named, recorded, cache, device_clock(context.device), measures)
 
 
 def choose(
-    contest: Contest[Backend], ranks: AgreeingRanks, named: str, recorded: str, clock: choice.Clock, measures: bool
-) -> tuple[Backend, str]:
-    """The back end of a run, the same on every rank, each of which calls this, and in words why it is this one; no words where
-    there was no choice. `named`: by the run file, or `auto`; `recorded`: by its checkpoint, or empty; `measures`: whether back ends
-    are compared. Raises `UserError` where the named one cannot be taken."""
+    contest: Contest[Backend],
+    ranks: AgreeingRanks,
+    named: str,
+    recorded: str,
+    cache: Path,
+    clock: choice.Clock,
+    measures: bool,
+) -> Chosen[Backend]:
+    """The back end of a run, the same on every rank, each of which calls this. `named`: by the run file, or `auto`; `recorded`: by
+    its checkpoint, or empty; `measures`: whether back ends are compared. Raises `UserError` where the named one cannot be taken."""
     backends = contest.backends
     if named != "auto":
         problem = _agreed_problem(contest, backends[named], ranks)
@@ -66,23 +92,24 @@ def choose(
                 f'run.{contest.option} = "{named}": {problem}; allowed: one that takes this run\'s {contest.work}; '
                 f'a value that works: "auto"'
             )
-        return backends[named], "as the run file says"
+        return Chosen(backends[named], "as the run file says")
     if not measures:
-        return contest.default, ""
+        return Chosen(contest.default)
     if recorded in backends and _agreed_problem(contest, backends[recorded], ranks) is None:
-        return backends[recorded], "as before the checkpoint"
-    known = remembered.recall(contest.cache, contest.key, backends)
+        return Chosen(backends[recorded], "as before the checkpoint")
+    key = remembered.key_of(contest.case)
+    known = remembered.recall(cache, key, backends)
     problems: dict[str, str | None] = {}
     if known is None:
-        trials = contest.compare(clock)
+        trials = choice.compare(backends.values(), contest.examine, contest.timed, clock)
         problems = {name: trial.problem for name, trial in trials.items()}
         known = {name: trial.seconds for name, trial in trials.items()}
-        remembered.remember(contest.cache, contest.key, known)
+        remembered.remember(cache, key, known)
     seconds = dict(zip(backends, ranks.most([known[name] for name in backends]), strict=True))
     times = ", ".join(f"{name} {1000 * each:.2f}" for name, each in seconds.items() if each < float("inf"))
     while (name := choice.fastest(seconds)) is not None:
         if _agreed_problem(contest, backends[name], ranks) is None:
-            return backends[name], f"the fastest, in ms of forward and backward: {times}"
+            return Chosen(backends[name], f"the fastest, in ms of forward and backward: {times}")
         seconds[name] = float("inf")
     raise RunFailure(
         f"no back end computes this run's {contest.work}: {problems or 'those known from before fail now'}"

@@ -8,13 +8,18 @@ import torch
 
 from fourfold.checkpoint.manifest import Manifest
 from fourfold.config import RunConfig
-from fourfold.model.operations import Operations
+from fourfold.flash.backends import AttentionBackend
+from fourfold.fused.norms import NormBackend
+from fourfold.model import torch_operations
+from fourfold.model.operations import Operations, with_operations
 from fourfold.program import Program
 from fourfold.program.spec import StepSpec
-from fourfold.train.attention_choice import Chosen, choose_attention_for_run
-from fourfold.train.loss_choice import ChosenLoss, choose_loss_for_run
+from fourfold.train import attention_choice, backend_choice, loss_choice, norm_choice
+from fourfold.train.attention_choice import attention_case, attention_contest
+from fourfold.train.backend_choice import Chosen
+from fourfold.train.loss_choice import LossBackend, loss_case, loss_contest
 from fourfold.train.matmul_choice import ChosenMatmuls, choose_matmuls_for_run
-from fourfold.train.norm_choice import ChosenNorms, choose_norms_for_run
+from fourfold.train.norm_choice import choose_norms_for_run
 from fourfold.train.session import RankContext
 
 
@@ -22,14 +27,19 @@ from fourfold.train.session import RankContext
 class Choices:
     """The same on every rank."""
 
-    attention: Chosen
-    norms: ChosenNorms
-    loss: ChosenLoss
+    attention: Chosen[AttentionBackend]
+    norms: Chosen[NormBackend]
+    loss: Chosen[LossBackend]
     matmuls: ChosenMatmuls
 
     @property
     def operations(self) -> Operations:
-        return self.loss.backend.among(self.norms.among(self.matmuls.among(self.attention.operations)))
+        members = {
+            **attention_choice.members(self.attention.backend),
+            **norm_choice.members(self.norms.backend),
+            **loss_choice.members(self.loss.backend),
+        }
+        return self.matmuls.among(with_operations(torch_operations, members))
 
     @property
     def recorded(self) -> dict[str, str]:
@@ -61,13 +71,16 @@ def choose_for_run(
     copy: Manifest | None,
 ) -> Choices:
     """`newest`, `copy`: the checkpoint, and the copy in memory, that the training may go on from."""
+    device = context.device
+    attention = attention_contest(attention_case(spec, device))
+    loss = loss_contest(loss_case(spec, device), spec.model)
     choices = Choices(
-        choose_attention_for_run(config, spec, context, newest),
+        backend_choice.choose_for_run(attention, config, context, newest),
         choose_norms_for_run(config, spec, context, newest),
-        choose_loss_for_run(config, spec, context, newest),
+        backend_choice.choose_for_run(loss, config, context, newest),
         choose_matmuls_for_run(config, program, context, newest, copy),
     )
-    if context.device.type == "cuda":  # comparisons leave nothing behind
+    if device.type == "cuda":  # comparisons leave nothing behind
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(context.device)
+        torch.cuda.reset_peak_memory_stats(device)
     return choices

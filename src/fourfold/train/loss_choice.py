@@ -9,25 +9,21 @@ A back end may win if on a chunk of logits its loss, and the worst row of its gr
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fourfold.config import ModelConfig, RunConfig
-from fourfold.flash import choice, remembered
-from fourfold.flash.choice import BOUNDS, worst_row
+from fourfold.config import ModelConfig
+from fourfold.flash.choice import BOUNDS, first_fault, worst_row
 from fourfold.fused.losses import LossCase, TritonLoss, triton_refuses
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.head import summed_loss_and_gradient
-from fourfold.model.operations import LossKernels, Operations, with_operations
+from fourfold.model.operations import LossKernels, with_operations
 from fourfold.model.shape import chunk_tokens
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
-from fourfold.train.backend_choice import AgreeingRanks, Contest, choose, device_clock, recorded_choice
-from fourfold.train.session import RankContext
+from fourfold.train.backend_choice import Contest
 
 CHECKED_ROWS, CHECKED_COLUMNS = 32, 20_000
 IGNORED = -100
@@ -41,10 +37,6 @@ class LossBackend:
     kernels: LossKernels | None
     refuses: Callable[[LossCase], str | None]
 
-    def among(self, operations: Operations) -> Operations:
-        """The operations, with cross-entropy by this back end."""
-        return operations if self.kernels is None else with_operations(operations, {"losses": self.kernels})
-
 
 FORMULA = LossBackend("formula", None, lambda case: None)
 TRITON = LossBackend("triton", TritonLoss(), triton_refuses)
@@ -52,11 +44,9 @@ BACKENDS = {backend.name: backend for backend in (FORMULA, TRITON)}
 """By name, in the order that decides between equals."""
 
 
-class ChosenLoss(NamedTuple):
-    """The back end, and in words why it is this one; no words where there was no choice."""
-
-    backend: LossBackend = FORMULA
-    reason: str = ""
+def members(backend: LossBackend) -> dict[str, object]:
+    """The back end's members of the operations."""
+    return {} if backend.kernels is None else {"losses": backend.kernels}
 
 
 def loss_case(spec: StepSpec, device: torch.device) -> LossCase:
@@ -68,63 +58,30 @@ def loss_case(spec: StepSpec, device: torch.device) -> LossCase:
     return LossCase(rows, columns, torch_dtype(spec.compute), device)
 
 
-def choose_loss_for_run(config: RunConfig, spec: StepSpec, context: RankContext, newest: Path | None) -> ChosenLoss:
-    """The choice at the start of a training. `newest`: the checkpoint that it may go on from."""
-    device, recorded = context.device, ""
-    if device.type == "cuda":
-        recorded = context.tell(recorded_choice(newest, "loss") if context.rank == 0 else "", 0)
-    return choose_loss(
-        loss_case(spec, device),
-        spec.model,
-        BACKENDS,
-        context,
-        config.run.loss_backend,
-        recorded,
-        remembered.default_path().with_name("losses.json"),
-        device_clock(device),
-        measures=device.type == "cuda",
-    )
-
-
-def choose_loss(
-    case: LossCase,
-    model: ModelConfig,
-    backends: Mapping[str, LossBackend],
-    ranks: AgreeingRanks,
-    named: str,
-    recorded: str,
-    cache: Path,
-    clock: choice.Clock,
-    measures: bool,
-) -> ChosenLoss:
-    """`backend_choice.choose` of a run's cross-entropy."""
-    look = partial(examine, case=case, model=model)
-    contest = Contest(
+def loss_contest(
+    case: LossCase, model: ModelConfig, backends: Mapping[str, LossBackend] = BACKENDS
+) -> Contest[LossBackend]:
+    return Contest(
         work="cross-entropy",
         option="loss_backend",
+        recorded_as="loss",
+        file="losses.json",
         backends=backends,
         default=FORMULA,
-        examine=look,
-        compare=partial(choice.trials_of, backends.values(), look, partial(_timed, case=case, model=model)),
-        cache=cache,
-        key=remembered.key_of(case),
+        case=case,
+        examine=partial(examine, case=case, model=model),
+        timed=partial(timed, case=case, model=model),
     )
-    return ChosenLoss(*choose(contest, ranks, named, recorded, clock, measures))
 
 
 def examine(backend: LossBackend, case: LossCase, model: ModelConfig) -> str | None:
     """Why a back end may not compute a case; None: it may. Runs it on fewer rows and columns."""
     refused = backend.refuses(case)
-    if refused is not None:
-        return refused
     small = replace(case, rows=min(case.rows, CHECKED_ROWS), columns=min(case.columns, CHECKED_COLUMNS))
-    try:
-        return next(_faults(backend, small, model), None)
-    except Exception as error:  # whatever a library raises, the run can do without it
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return refused if refused is not None else first_fault(_faults(backend, small, model))
 
 
-def _timed(backend: LossBackend, case: LossCase, model: ModelConfig) -> Callable[[], object]:
+def timed(backend: LossBackend, case: LossCase, model: ModelConfig) -> Callable[[], object]:
     """Loss and gradient of the case."""
     env, (logits, target, count) = _environment(backend, case, model), _inputs(case)
     return lambda: summed_loss_and_gradient(env, [logits.clone()], target, count)
@@ -146,7 +103,7 @@ def _faults(backend: LossBackend, case: LossCase, model: ModelConfig) -> Iterato
 
 
 def _environment(backend: LossBackend, case: LossCase, model: ModelConfig) -> Environment:
-    return Environment(backend.among(torch_operations), replace(model, vocab_size=case.columns))
+    return Environment(with_operations(torch_operations, members(backend)), replace(model, vocab_size=case.columns))
 
 
 def _inputs(case: LossCase) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,21 +4,18 @@ that read and write every number once. A processor gains nothing by those, and c
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fourfold.config import RunConfig, UserError
-from fourfold.flash import choice, remembered
-from fourfold.fused.norm_choice import compare, examine
+from fourfold.fused.norm_choice import examine, timed
 from fourfold.fused.norms import TORCH, TRITON, NormBackend, NormCase
 from fourfold.model import norm, torch_operations
-from fourfold.model.operations import Operations, with_operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.program.spec import StepSpec
-from fourfold.train.backend_choice import AgreeingRanks, Contest, choose, device_clock, recorded_choice
+from fourfold.train.backend_choice import Chosen, Contest, choose_for_run
 from fourfold.train.session import RankContext
 
 
@@ -43,15 +40,9 @@ BACKENDS = {backend.name: backend for backend in (FORMULA, TORCH, TRITON)}
 """By name, in the order that decides between equals."""
 
 
-class ChosenNorms(NamedTuple):
-    """The back end, and in words why it is this one; no words where there was no choice."""
-
-    backend: NormBackend = FORMULA
-    reason: str = ""
-
-    def among(self, operations: Operations) -> Operations:
-        """The operations, with norms by the back end."""
-        return operations if self.backend is FORMULA else with_operations(operations, {"norms": self.backend})
+def members(backend: NormBackend) -> dict[str, object]:
+    """The back end's members of the operations."""
+    return {} if backend is FORMULA else {"norms": backend}
 
 
 def norm_case(spec: StepSpec, device: torch.device) -> NormCase:
@@ -62,49 +53,30 @@ def norm_case(spec: StepSpec, device: torch.device) -> NormCase:
     return NormCase(rows, model.hidden_size, torch_dtype(spec.compute), device, model.norm_eps)
 
 
-def choose_norms_for_run(config: RunConfig, spec: StepSpec, context: RankContext, newest: Path | None) -> ChosenNorms:
-    """The choice at the start of a training. `newest`: the checkpoint that it may go on from."""
-    device, named, recorded = context.device, config.run.norm_backend, ""
-    if spec.model.norm != "rms":
-        if named not in ("auto", FORMULA.name):
-            raise UserError(
-                f'run.norm_backend = "{named}": the model has LayerNorms; allowed: "auto", "{FORMULA.name}"; '
-                f'a value that works: "auto"'
-            )
-        return ChosenNorms()
-    if device.type == "cuda":
-        recorded = context.tell(recorded_choice(newest, "norms") if context.rank == 0 else "", 0)
-    return choose_norms(
-        norm_case(spec, device),
-        BACKENDS,
-        context,
-        named,
-        recorded,
-        remembered.default_path().with_name("norms.json"),
-        device_clock(device),
-        measures=device.type == "cuda",
-    )
+def choose_norms_for_run(
+    config: RunConfig, spec: StepSpec, context: RankContext, newest: Path | None
+) -> Chosen[NormBackend]:
+    """`backend_choice.choose_for_run`. LayerNorms have no choice."""
+    named = config.run.norm_backend
+    if spec.model.norm == "rms":
+        return choose_for_run(norm_contest(norm_case(spec, context.device)), config, context, newest)
+    if named not in ("auto", FORMULA.name):
+        raise UserError(
+            f'run.norm_backend = "{named}": the model has LayerNorms; allowed: "auto", "{FORMULA.name}"; '
+            f'a value that works: "auto"'
+        )
+    return Chosen(FORMULA)
 
 
-def choose_norms(
-    case: NormCase,
-    backends: Mapping[str, NormBackend],
-    ranks: AgreeingRanks,
-    named: str,
-    recorded: str,
-    cache: Path,
-    clock: choice.Clock,
-    measures: bool,
-) -> ChosenNorms:
-    """`backend_choice.choose` of a run's norms."""
-    contest = Contest(
+def norm_contest(case: NormCase, backends: Mapping[str, NormBackend] = BACKENDS) -> Contest[NormBackend]:
+    return Contest(
         work="norms",
         option="norm_backend",
+        recorded_as="norms",
+        file="norms.json",
         backends=backends,
         default=FORMULA,
+        case=case,
         examine=partial(examine, case=case),
-        compare=partial(compare, backends.values(), case),
-        cache=cache,
-        key=remembered.key_of(case),
+        timed=partial(timed, case=case),
     )
-    return ChosenNorms(*choose(contest, ranks, named, recorded, clock, measures))
