@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.forking import forking_context
+from tests.support.reach import enter
 
 TIMEOUT_SECONDS = 100.0
 _POOLS: dict[int, "RankPool"] = {}
@@ -33,7 +34,7 @@ class RankPool:
 
     def run(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> list[Any]:
         for pipe in self._pipes:
-            pipe.send((function, kwargs))
+            pipe.send((os.environ.get("PYTEST_CURRENT_TEST", ""), function, kwargs))
         results: dict[Any, Any] = {}
         while len(results) < len(self._pipes):  # the first failure ends it: the other ranks may be waiting for that one
             waiting = [pipe for pipe in self._pipes if pipe not in results]
@@ -67,7 +68,8 @@ def _serve(pipe: Any, rank: int, size: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     while True:
         try:
-            function, kwargs = pipe.recv()
+            context, function, kwargs = pipe.recv()
+            enter(context)
         except EOFError:
             break
         try:

@@ -1,0 +1,53 @@
+"""What a test reaches: the lines of `src` that it executes, here and in every process that it starts (coverage's contexts), and the
+time that it takes. A plugin of pytest, off until asked for: `-p tests.support.reach`; `tools.tests_of` reads what it writes."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDER = "FOURFOLD_REACH"
+"""The variable with the folder that data goes to. coverage starts in each process by itself, told by `COVERAGE_PROCESS_START`."""
+
+
+def enter(context: str) -> None:
+    """From here on this process executes lines for `context`, a test's name; processes that it starts do so by the variable."""
+    os.environ["PYTEST_CURRENT_TEST"] = context
+    if FOLDER in os.environ:
+        from coverage import Coverage
+
+        current = Coverage.current()
+        if current is not None:
+            current.switch_context(context)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before = os.times()
+    result = yield
+    after = os.times()
+    enter("")
+    row = {"test": item.nodeid, "wall": after.elapsed - before.elapsed, "cpu": sum(after[:4]) - sum(before[:4])}
+    with open(Path(os.environ[FOLDER]) / f"times-{os.getpid()}.jsonl", "a") as file:
+        file.write(json.dumps(row) + "\n")
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    enter(f"{item.nodeid} (setup)")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    enter(f"{item.nodeid} (call)")
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    enter(f"{item.nodeid} (teardown)")
+    return (yield)
