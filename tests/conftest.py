@@ -4,12 +4,20 @@ import signal
 
 import pytest
 
+from tests.support.grid import mark_cases_beyond_a_cover
+
 
 def pytest_configure() -> None:
     """Signals do what they do under a shell: a suite started in the background, or under nohup, and all that it starts, would
     otherwise ignore SIGINT or SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before `-m` chooses."""
+    mark_cases_beyond_a_cover(items)
 
 
 @pytest.fixture(autouse=True)

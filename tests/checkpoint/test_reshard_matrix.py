@@ -106,6 +106,7 @@ def _biases(run: Run, rank: int) -> dict[str, torch.Tensor]:
     return {f"b{layer}.balance_bias": _bias(layer) for layer in _layers(run, rank)}
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("model", "saved", "here"), CASES)
 def test_any_layout_to_any_layout(checkpoints: Any, model: str, saved: str, here: str) -> None:
     folder, run = checkpoints(model, saved), _run(model, here)

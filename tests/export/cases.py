@@ -130,6 +130,13 @@ def jobs() -> dict[str, TrainerJob]:
     return found
 
 
+def traits(name: str) -> dict[str, object]:
+    """What a job of `jobs()` is made of, by its name: its model, the keys of its layout, and its options."""
+    model, _, layout = name.partition(": ")
+    model, _, options = model.partition(", ") if model not in OTHERS else (model, "", "")
+    return {"model": model, "options": options, **(LAYOUTS | EXPERT_LAYOUTS).get(layout, {})}
+
+
 def drawn_jobs(count: int, seed: int) -> list[TrainerJob]:
     """Layouts that the planner enumerates, drawn evenly."""
     requests = [asked(model, devices) for model in SHAPES for devices in (16, 32)]

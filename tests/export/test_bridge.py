@@ -8,7 +8,7 @@ import pytest
 from fourfold.export.bridge import bridge
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
-from tests.export.cases import job, jobs
+from tests.export.cases import job, jobs, traits
 from tests.export.launched import launched
 from tests.export.recorded import check_python
 
@@ -25,6 +25,7 @@ def keywords(text: str) -> dict[str, str]:
     return {key.arg: ast.unparse(key.value) for call in calls for key in call.keywords if key.arg}
 
 
+@pytest.mark.grid(2, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_dataclasses_take_every_keyword(name: str, tmp_path: Path) -> None:
     assert check_python("bridge", "megatron", recipe(JOBS[name], tmp_path)) == 15

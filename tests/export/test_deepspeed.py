@@ -8,7 +8,7 @@ import pytest
 
 from fourfold.export.deepspeed import ITS_OWN, KEPT, RENAMED, deepspeed
 from fourfold.export.job import TrainerJob
-from tests.export.cases import jobs
+from tests.export.cases import jobs, traits
 from tests.export.launched import Launched, launched
 from tests.export.recorded import lines, parser
 
@@ -30,6 +30,7 @@ def started(exported: TrainerJob, folder: Path) -> tuple[Namespace, dict, Launch
     return parser("megatron-deepspeed").parse_args(own), file, run
 
 
+@pytest.mark.grid(2, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_parser_takes_every_flag(name: str, tmp_path: Path) -> None:
     exported = JOBS[name]

@@ -10,7 +10,7 @@ import pytest
 from fourfold.config.optimizers import AdamWSection
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
-from tests.export.cases import DEFAULT, asked, drawn_jobs, job, jobs
+from tests.export.cases import DEFAULT, asked, drawn_jobs, job, jobs, traits
 from tests.export.launched import Launched, launched
 from tests.export.megatron_rules import RULES, groups_fill_the_pipeline, unrolled
 from tests.export.recorded import parser
@@ -48,6 +48,7 @@ def _launched_devices(arguments: list[str]) -> int:
     return int(number.get("--nnodes", 1)) * int(number["--nproc-per-node"])
 
 
+@pytest.mark.grid(2, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_parser_takes_every_flag(name: str, tmp_path: Path) -> None:
     check(JOBS[name], tmp_path)

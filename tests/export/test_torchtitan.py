@@ -16,7 +16,7 @@ from fourfold.export.job import TrainerJob
 from fourfold.export.torchtitan import torchtitan
 from fourfold.export.torchtitan_model import has_mtp, is_tied
 from fourfold.model.spec import build_segments
-from tests.export.cases import DEFAULT, asked, jobs
+from tests.export.cases import DEFAULT, asked, jobs, traits
 from tests.export.launched import launched
 from tests.export.recorded import check_python
 
@@ -38,6 +38,7 @@ def keywords(text: str, call: str) -> dict[str, str]:
     return {each.arg: ast.unparse(each.value) for each in found.keywords if each.arg}
 
 
+@pytest.mark.grid(2, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_functions_and_dataclasses_take_every_keyword(name: str, tmp_path: Path) -> None:
     assert check_python("torchtitan", "torchtitan", written(JOBS[name], tmp_path)) >= 24
@@ -114,6 +115,7 @@ def planned(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     del sys.modules[module.__name__]
 
 
+@pytest.mark.grid(2, of=lambda planned, name: traits(name))
 @pytest.mark.parametrize(("planned", "name"), [(name, name) for name in BUILT], indirect=["planned"])
 def test_torchtitan_builds_the_model_with_as_many_parameters(planned: str, name: str) -> None:
     torch, manager = import_module("torch"), import_module("torchtitan.config").ConfigManager()

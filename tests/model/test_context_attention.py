@@ -99,6 +99,7 @@ def declared_bytes(phase: Work, degrees: dict[str, int]) -> dict[str, int]:
     return result
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("heads", [(8, 8, 16, 16), (8, 2, 16, 16), (8, 1, 24, 16)], ids=str)
 @pytest.mark.parametrize(
     "method", [(1, 1, False), (2, 1, False), (4, 1, False), (4, 1, True), (1, 4, False), (2, 2, True)], ids=str

@@ -111,6 +111,7 @@ CASES = [
 ]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("name", "split"), CASES, ids=lambda value: value.replace(" ", "_"))
 def test_what_is_recorded_is_what_is_executed(name: str, split: str) -> None:
     """FLOPs of every matmul and of every attention in order (of all together where experts' rows follow the router), half of a

@@ -32,6 +32,7 @@ def check_phases(tp: int, tolerance: float = 0.003, **options: Any) -> None:
             assert phase.predicted_peak == pytest.approx(phase.peak, rel=tolerance), name
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
@@ -42,6 +43,7 @@ def test_bytes_and_collectives_are_as_declared(
     check_phases(tp, model=MODEL, sequence=sequence, compute=compute, policy=policy, documents=documents)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
@@ -50,6 +52,7 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
     check_phases(tp, model=GPT2, sequence=sequence, compute=compute, policy=policy, documents=documents)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize(
     ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]
@@ -62,6 +65,7 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
     check_phases(tp, model=model, sequence=sequence, compute="fp32", policy=policy, length=256, tolerance=0.01)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)

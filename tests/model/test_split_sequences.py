@@ -102,6 +102,7 @@ def run_rank(
     }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Launches and waits of the host as they are priced are those of a rehearsed step."""
 
+from functools import cache
+
 import pytest
 
 from fourfold.program import lower_pipeline
@@ -44,6 +46,7 @@ def test_a_kernel_more_is_one_launch_more() -> None:
     assert launches_beside(forward, view) == 0
 
 
+@cache
 def _of(name: str) -> tuple[RankRehearsal, int, int]:
     """The step of the first rank, rehearsed; the launches and the waits that are priced."""
     spec, optimizer = layout_spec(name)

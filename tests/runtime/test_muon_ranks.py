@@ -33,6 +33,7 @@ SPLITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("split", "zero", "chosen"), list(product(SPLITS, range(4), ("shard", "home"))))
 def test_all_ranks_end_with_the_plain_step(split: str, zero: int, chosen: str) -> None:
     layout, model = SPLITS[split]

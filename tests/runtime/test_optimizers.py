@@ -38,6 +38,7 @@ def _stated(name: str) -> dict[str, Any]:
     return {"name": name, "lr": 0.05, **REFERENCES[name].settings}
 
 
+@pytest.mark.grid(1)
 @names
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_parameter_is_the_references(name: str, layout: str) -> None:

@@ -1,0 +1,60 @@
+"""Which cases of a grid `make test` runs: a cover of the values of its parameters, or of their pairs. The others are marked `rest`.
+
+`@pytest.mark.grid(2)` above a parametrized test asks for every pair of values that stands together in some case (pairwise testing:
+Cohen, Dalal, Parelius and Patton 1996), `@pytest.mark.grid(1)` for every value. A parameter that is a mapping, a sequence or a
+dataclass has a value for each of its keys, places or fields; `of=` is a function of the parameters, by name, that says instead what
+a case is made of. What no other case has is always run, so a list of unlike cases stays as it is.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+Feature = tuple[str, str]
+
+
+def mark_cases_beyond_a_cover(items: Iterable[pytest.Item]) -> None:
+    """Marks `rest` what a cover of its function's cases does without."""
+    functions: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("grid") and hasattr(item, "callspec"):
+            functions.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for cases in functions.values():
+        marker = cases[0].get_closest_marker("grid")
+        assert marker is not None
+        made_of = marker.kwargs.get("of", dict)
+        values = [made_of(**case.callspec.params) for case in cases]
+        kept = cover([sorted(set(features(value))) for value in values], *marker.args)
+        for number, case in enumerate(cases):
+            if number not in kept:
+                case.add_marker(pytest.mark.rest)
+
+
+def features(value: Any, path: str = "") -> Iterator[Feature]:
+    """(where it stands, value) of everything in a case."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from features(each, f"{path}.{key}")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from features(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for number, each in enumerate(value):
+            yield from features(each, f"{path}.{number}")
+    else:
+        yield path, getattr(value, "__qualname__", None) or repr(value)
+
+
+def cover(cases: Sequence[Sequence[Feature]], strength: int) -> set[int]:
+    """Numbers of few cases that have every combination of `strength` features that any case has: greedily, the first of equals."""
+    needs = [set(combinations(case, min(strength, max(len(case), 1)))) for case in cases]
+    left = set().union(*needs)
+    chosen: set[int] = set()
+    while left:
+        best = max(range(len(needs)), key=lambda number: (len(needs[number] & left), -number))
+        chosen.add(best)
+        left -= needs[best]
+    return chosen
