@@ -16,8 +16,11 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before `-m` chooses."""
+    """Before `-m` chooses: what a cover does without is `rest`, what needs a browser `page`, but for the smokes."""
     mark_cases_beyond_a_cover(items)
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
+            item.add_marker(pytest.mark.page)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ def model(request: pytest.FixtureRequest) -> ModelConfig:
     return MODELS[request.param]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("max_shard_bytes", [5e9, 20_000])
 def test_transformers_loads_what_is_written(tmp_path: Path, model: ModelConfig, max_shard_bytes: float) -> None:
     tensors = named_tensors(model)
@@ -40,6 +41,7 @@ def test_transformers_computes_the_same_loss(tmp_path: Path, name: str) -> None:
     assert ours.loss(ours.microbatch(tokens, targets)).item() == pytest.approx(expected.item(), rel=1e-7)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("max_shard_size", ["5GB", "20KB"])
 def test_what_transformers_saves_is_read(tmp_path: Path, model: ModelConfig, max_shard_size: str) -> None:
     """And written again, it computes the same logits."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 
 from fourfold.checkpoint import latest_checkpoint
@@ -35,6 +36,7 @@ def save_until_killed(root: Path, number: int) -> None:
     root.with_name("calls").write_text(" ".join(seen))
 
 
+@pytest.mark.rest
 def test_killed_before_every_call(tmp_path: Path) -> None:
     base, found = tmp_path / "base", []
     Run(2, seed=1).save(base, 1)

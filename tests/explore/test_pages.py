@@ -14,6 +14,7 @@ READY = {"strategy": "figure", "cluster": "h2:has-text('Attention\\'s traffic')"
 AXE = Path(PAGE).with_name("page") / "node_modules/axe-core/axe.min.js"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_from_its_address(watched: Watched, name: str) -> None:
     watched.open(f"#/{name}")

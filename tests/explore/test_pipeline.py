@@ -50,6 +50,7 @@ def by_rank(found: Any) -> Any:
     return {**found, **rows}
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("schedule", [each.name for each in SCHEDULES])
 @pytest.mark.parametrize(("ranks", "microbatches", "virtual_stages"), [(4, 8, 2), (3, 5, 3), (2, 1, 1), (1, 2, 1)])
 def test_what_is_drawn_passes_the_verifier(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> None:

@@ -15,7 +15,11 @@ KERNELS = {"forward_kernel", "backward_kernel", "statistics_kernel", "gradient_k
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "width"), [(H100, "bf16", 4096), (A100, "bf16", 16384), (H100, "fp32", 576)]
+    ("capability", "dtype", "width"),
+    [
+        (H100, "bf16", 4096),
+        *(pytest.param(*more, marks=pytest.mark.rest) for more in ((A100, "bf16", 16384), (H100, "fp32", 576))),
+    ],
 )
 def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, capability: int, dtype: str, width: int) -> None:
     """A thread's registers hold all but a few of its numbers."""
@@ -25,10 +29,18 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, capability: 
     assert max(spilled.values()) <= 16
 
 
-@pytest.mark.parametrize(("checks", "number"), [("norm_checks.py", 6), ("loss_checks.py", 3)])
-def test_kernels_equal_fp64(tmp_path: Path, checks: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("checks", "chosen", "number"),
+    [
+        ("norm_checks.py", "not rest", 4),
+        ("loss_checks.py", "not rest", 3),
+        pytest.param("norm_checks.py", "rest", 3, marks=pytest.mark.rest),
+        pytest.param("loss_checks.py", "rest", 1, marks=pytest.mark.rest),
+    ],
+)
+def test_kernels_equal_fp64(tmp_path: Path, checks: str, chosen: str, number: int) -> None:
     interpreted = "0" if torch.cuda.is_available() else "1"
     path = Path(__file__).with_name(checks)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, str(path)]
     done = run_without_pytest(command, {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)})
     assert f"{number} passed" in done.stdout

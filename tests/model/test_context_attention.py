@@ -62,6 +62,7 @@ def test_equals_full_attention(method) -> None:
     check_cases(cases_of(method), 1e-10)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("fineness", [1, 2])
 @pytest.mark.parametrize("method", [each for each in METHODS if each[0] > 1], ids=str)
 def test_equals_full_attention_where_it_is_balanced(method, fineness) -> None:

@@ -220,6 +220,7 @@ CASES: list[tuple[str, str, GemmRecipeName]] = [
 ]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("name", "split", "recipe"), CASES)
 def test_what_is_recorded_is_what_is_executed(name: str, split: str, recipe: GemmRecipeName) -> None:
     """As for the compute format: FLOPs and collectives are equal, bytes and launches within their bounds."""

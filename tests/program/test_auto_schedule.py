@@ -76,6 +76,7 @@ def test_the_same_arguments_give_the_same_orders() -> None:
     assert schedule_orders("auto", 3, 2, 5, times, 4) == schedule_orders("auto", 3, 2, 5, times, 4)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("P", "M"), [(2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
 @pytest.mark.parametrize("limit", ["less", "1f1b", "more"])
 @pytest.mark.parametrize("seed", [1, 2])

@@ -19,6 +19,8 @@ from tests.rehearse.layouts import LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
 from tests.support.parity_runs import run_table
 
+pytestmark = pytest.mark.grid(1)
+
 
 def _is_static(name: str) -> bool:
     spec, optimizer = layout_spec(name)

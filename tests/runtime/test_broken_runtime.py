@@ -8,6 +8,8 @@ from tests.support.mutant_check import MUTANTS, check_mutant
 from tests.support.parity_check import divisible
 from tests.support.parity_runs import DEEPSEEK_V3, MIXTRAL, MIXTURES, QWEN3_MOE
 
+pytestmark = pytest.mark.grid(1)
+
 TIED = {"tie_embeddings": True}
 Case = tuple[str, int, dict[str, Any]]
 

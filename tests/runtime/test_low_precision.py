@@ -10,6 +10,8 @@ from tests.support.parity_ranks import assemble, prepare_rank, run_rank, worst
 from tests.support.parity_runs import MIXTRAL, run_table
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.grid(1)
+
 DIMENSIONS = {"hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "ffn_size": 128, "vocab_size": 96}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "zero 0": (2, {"dp_shard": 2}),

@@ -12,6 +12,8 @@ from tests.support.peak_errors import check_peaks
 from tests.support.ranks import run_on_ranks
 from tests.support.schedules import NAMES, least_stages
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 MODEL = {
     "num_layers": 6,

@@ -9,6 +9,8 @@ from tests.support.parity_ranks import run_rank
 from tests.support.parity_runs import QWEN3_MOE, run_table
 from tests.support.ranks import run_on_ranks
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 TIGHT = 0.01
 ROUTED = 0.12

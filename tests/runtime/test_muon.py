@@ -17,6 +17,8 @@ from tests.support.programs import QWEN3_MOE, make_spec
 from tests.support.ranks import run_on_ranks
 from tests.support.reference_optimizers import REFERENCES
 
+pytestmark = pytest.mark.grid(1)
+
 STATED = {"name": "muon", "lr": 0.05, **REFERENCES["muon"].settings}
 Case = tuple[int, dict[str, Any], dict[str, Any]]
 SPLITS: dict[str, Case] = {

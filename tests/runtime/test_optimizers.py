@@ -92,6 +92,7 @@ def test_matrices_have_one_state_and_all_else_two(layout: str) -> None:
         assert all(found[name] == buffer_bytes(view, f"optimizer/{name}") for name in view.flats)
 
 
+@pytest.mark.grid(1)
 @names
 @pytest.mark.parametrize(("zero", "compute"), [(0, "fp32"), (1, "fp32"), (3, "bf16")])
 def test_the_peak_is_the_declared(name: str, zero: int, compute: str) -> None:

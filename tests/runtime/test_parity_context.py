@@ -7,6 +7,8 @@ import pytest
 from tests.support.parity_check import check_single, check_split
 from tests.support.parity_runs import DEEPSEEK_V3
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 METHODS = [(2, "ring"), (2, "all_gather"), (2, "ulysses"), (4, "ring"), (4, "all_gather"), (4, "ulysses")]
 METHODS += [(4, "ring+ulysses:2")]

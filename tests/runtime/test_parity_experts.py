@@ -7,6 +7,8 @@ import pytest
 from tests.support.parity_check import check_single, check_split
 from tests.support.parity_runs import MIXTURES
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 families = pytest.mark.parametrize("family", MIXTURES)
 SPLITS: dict[str, tuple[int, dict[str, Any]]] = {

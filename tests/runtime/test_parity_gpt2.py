@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.parity_check import check_parity
 
+pytestmark = pytest.mark.grid(1)
+
 GPT2: dict[str, Any] = {"family": "gpt2", "num_kv_heads": 4, "vocab_size": 96, "max_position": 32}
 SMALL = {"microbatch_sequences": 2}
 DULL = {"eps": 1e-4}

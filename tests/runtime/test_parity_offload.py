@@ -8,6 +8,8 @@ import pytest
 from tests.support.parity_check import check_split
 from tests.support.parity_runs import DEEPSEEK_V3, MIXTURES, QWEN3_MOE
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 BOTH: dict[str, Any] = {"offload": "activations", "offload_optimizer": True}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -8,6 +8,8 @@ import pytest
 from tests.support.parity_check import check_split
 from tests.support.parity_runs import MIXTURES
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "accumulation": (2, {"dp_shard": 2, "ep": 2}),

@@ -8,6 +8,8 @@ import pytest
 from tests.support.parity_check import check_split
 from tests.support.parity_runs import MIXTURES
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 WAYS: dict[str, dict[str, Any]] = {
     "pipeline": {"pp": 2},

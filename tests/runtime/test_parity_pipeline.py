@@ -9,6 +9,8 @@ from fourfold.program.schedule import order_text, schedule_orders, stage_ranks
 from tests.support.parity_check import check_split
 from tests.support.schedules import FIXED, least_stages, with_stages
 
+pytestmark = pytest.mark.grid(1)
+
 DEEP = {"num_layers": 6}
 sweep = pytest.mark.sweep
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.parity_check import check_single, check_split
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -7,6 +7,8 @@ import pytest
 
 from tests.support.parity_check import check_parity
 
+pytestmark = pytest.mark.grid(1)
+
 sweep = pytest.mark.sweep
 stages = pytest.mark.parametrize("zero", [pytest.param(0, marks=sweep), 1, pytest.param(2, marks=sweep), 3])
 TIED = {"tie_embeddings": True}

@@ -25,6 +25,7 @@ from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_p
 SCHEDULES = [(name, P, v) for name in FIXED for v in stages_of(name, 3) for P in ((1, 2, 4, 8) if v == 1 else (2, 4))]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("microbatches", [1, 3, 8, 13])
 @pytest.mark.parametrize(("schedule", "pp", "virtual"), SCHEDULES)
 def test_with_free_links_the_step_is_the_timeline(

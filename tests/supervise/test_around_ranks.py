@@ -60,6 +60,7 @@ def test_memory_that_was_exhausted_is_a_cause_of_its_own() -> None:
     assert describe_failure(0, -signal.SIGKILL, Path("a.log"), out_of_memory=False).cause == "killed"
 
 
+@pytest.mark.rest
 def test_a_rank_that_dies_while_what_forks_ranks_is_stopped(run_file: Path, undisturbed, tmp_path: Path) -> None:
     """Nobody would learn how it ended, and the run would never end itself."""
     with Supervised(run_file, tmp_path / "run") as run:

@@ -25,6 +25,7 @@ def undisturbed(run_file: Path, request: pytest.FixtureRequest):
         return request.param, left_by(run.out)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     ("fault", "step", "tensor"),
     [
@@ -55,6 +56,7 @@ def test_a_flipped_bit(undisturbed, run_file: Path, tmp_path: Path, fault: str, 
         assert event["ranks"] == [0, 1]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "layout",
     [

@@ -21,6 +21,7 @@ def test_a_diverged_run_is_not_started_again(tmp_path: Path) -> None:
         assert run.events("restart") == []
 
 
+@pytest.mark.rest
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_started_again(tmp_path: Path) -> None:
     run_file = write_run(tmp_path, 10)
     with Supervised(run_file, tmp_path / "run") as run:

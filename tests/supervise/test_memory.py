@@ -57,6 +57,7 @@ def test_ranks_go_on_from_memory_at_most_one_step_back(run_file: Path, undisturb
         assert left_by(run.out) == undisturbed
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("where", ["data", "head"])
 def test_a_flipped_byte_falls_to_the_next_source(run_file: Path, undisturbed, tmp_path: Path, where: str) -> None:
     with Supervised(run_file, tmp_path / "run", *MEMORY, "checkpoint.every_steps=5") as run:
@@ -116,6 +117,7 @@ def test_every_chunk_of_a_copy_is_checked(tmp_path: Path) -> None:
         assert chunk > 4
 
 
+@pytest.mark.rest
 def test_killed_within_a_copy_the_one_before_is_taken(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", *MEMORY, fault="copy:1:7:1") as run:
         assert run.finish() == 0, run.printed
@@ -123,6 +125,7 @@ def test_killed_within_a_copy_the_one_before_is_taken(run_file: Path, undisturbe
         assert left_by(run.out) == undisturbed
 
 
+@pytest.mark.rest
 def test_without_room_training_goes_on(run_file: Path, undisturbed, tmp_path: Path) -> None:
     small = 'mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 77; exec "$@"'
     prefix = ["unshare", "--mount", "sh", "-c", small, "sh"]
@@ -137,6 +140,7 @@ def test_without_room_training_goes_on(run_file: Path, undisturbed, tmp_path: Pa
         assert left_by(run.out) == undisturbed
 
 
+@pytest.mark.rest
 def test_a_killed_supervisor_leaves_no_memory(run_file: Path, tmp_path: Path) -> None:
     before = free_bytes()
     with Supervised(run_file, tmp_path / "run", *MEMORY, "batch.steps=100000") as run:

@@ -110,6 +110,7 @@ def test_the_second_ctrl_c_ends_at_once(run_file, tmp_path) -> None:
         assert not any(map(is_alive, pids))
 
 
+@pytest.mark.rest
 def test_no_process_outlives_the_supervisor(run_file, tmp_path) -> None:
     with Supervised(run_file, tmp_path / "run", "batch.steps=100000") as run:
         run.wait_for_step(3)

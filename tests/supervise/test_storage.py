@@ -23,6 +23,7 @@ def undisturbed(run_file: Path):
     return left_by(run.out)
 
 
+@pytest.mark.rest
 def test_a_disk_with_errors(run_file: Path, undisturbed, tmp_path: Path) -> None:
     """The kernel answers one rank's syncs with EIO from step 7 on. The last save must succeed: all start again, and it does."""
     with Supervised(run_file, tmp_path / "run", fault="disk:1:7:1") as run:
@@ -48,6 +49,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.rest
 def test_a_disk_that_is_read_only_for_a_while(run_file: Path, undisturbed, tmp_path: Path, disk: Path) -> None:
     with Supervised(run_file, tmp_path / "run", f"checkpoint.directory={disk / 'saved'}") as run:
         run.wait_until(lambda: run.events("save"))

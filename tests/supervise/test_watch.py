@@ -152,6 +152,7 @@ def test_an_endless_loop(run_file: Path, undisturbed, tmp_path: Path) -> None:
         assert failure["step"] == 7
 
 
+@pytest.mark.rest
 def test_a_hung_data_reader(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", fault="sleep:0:7:1") as run:
         failure = check_recovered(run, undisturbed, 0, "hung")

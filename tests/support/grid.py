@@ -20,7 +20,9 @@ def mark_cases_beyond_a_cover(items: Iterable[pytest.Item]) -> None:
     """Marks `rest` what a cover of its function's cases does without."""
     functions: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("grid") and hasattr(item, "callspec"):
+        is_longer = any(map(item.get_closest_marker, ("sweep", "faults")))
+        if not is_longer and item.get_closest_marker("grid") and hasattr(item, "callspec"):
+            assert isinstance(item, pytest.Function)
             functions.setdefault(item.nodeid.split("[")[0], []).append(item)
     for cases in functions.values():
         marker = cases[0].get_closest_marker("grid")

@@ -6,6 +6,8 @@ import pytest
 
 from tools.transcripts import true_page
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob("*.md") if "<!-- run" in path.read_text())
 
