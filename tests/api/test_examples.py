@@ -18,6 +18,7 @@ PROMISED = {
 }
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", PROMISED)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, FOLDER / name], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -32,6 +33,7 @@ def test_every_script_is_run() -> None:
     assert {path.name for path in FOLDER.glob("*.py")} == set(PROMISED)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", ["docs/api.md", "README.md"])
 def test_the_python_of_a_page_runs(page: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")

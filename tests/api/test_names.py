@@ -37,6 +37,7 @@ def python(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("order", list(permutations(FORMS, 2)), ids=lambda order: " | ".join(order))
 def test_a_package_and_the_function_of_its_name_are_one_object_in_every_order_of_imports(
     order: tuple[str, str],

@@ -34,6 +34,7 @@ preset = "CLUSTER"
 """
 
 
+@pytest.mark.rest
 def test_a_small_budget_writes_a_file_that_a_run_is_simulated_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def _running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the process table of Linux")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_ranks_that_measure(tmp_path: Path, number: int) -> None:

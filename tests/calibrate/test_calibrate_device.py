@@ -111,6 +111,7 @@ def test_a_file_that_is_there_stays(device: list[str], tmp_path: Path, capsys: p
     assert out.read_text() == "before"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_nothing_is_written(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "fourfold", "calibrate", "--device", "cpu", "--seconds", "120"]

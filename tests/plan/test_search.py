@@ -38,7 +38,10 @@ def every_layout(asked: Request) -> list[Priced]:
     return found
 
 
-@pytest.mark.parametrize(("devices", "more"), [(4, {}), (2, EXPERTS)], ids=["4 dense", "2 experts"])
+@pytest.mark.parametrize(
+    ("devices", "more"),
+    [pytest.param(4, {}, marks=pytest.mark.rest, id="4 dense"), pytest.param(2, EXPERTS, id="2 experts")],
+)
 def test_the_best_is_the_best_of_all(devices: int, more: dict) -> None:
     asked = request(devices, 8, **more)
     least = min(each.seconds for each in every_layout(asked))

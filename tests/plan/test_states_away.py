@@ -51,7 +51,13 @@ def best_of_all(request: Request) -> Priced:
     return min(both[0] + both[1], key=lambda each: each.score)
 
 
-@pytest.mark.parametrize("share", [0.8, 1.02], ids=["nothing fits otherwise", "the rest recomputes"])
+@pytest.mark.parametrize(
+    "share",
+    [
+        pytest.param(0.8, id="nothing fits otherwise"),
+        pytest.param(1.02, marks=pytest.mark.rest, id="the rest recomputes"),
+    ],
+)
 def test_the_search_finds_what_simulating_every_layout_finds(share: float) -> None:
     request = replace(asked(2, 8, link=400e9), offload=False)
     request = replace(request, memory_bytes=int(share * held_at_least(request)))
@@ -65,6 +71,7 @@ def test_the_search_finds_what_simulating_every_layout_finds(share: float) -> No
     assert all(found[0].score < each.score for each in stays)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("link", [5e9, 50e9, 400e9], ids=["slow link", "PCIe 5", "near memory"])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 def test_states_and_blocks_choose_together_what_simulating_all_choices_finds(link: float, share: float) -> None:
