@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 pytest.importorskip("torch")
 
+from fourfold.cli.explore import newest_run
 from fourfold.explore.schema import SCHEMAS
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
@@ -105,7 +106,7 @@ def seconds_of(text: str) -> float:
 def test_the_documents_have_their_types(run_address: str) -> None:
     client = httpx.Client(base_url=run_address, timeout=60)
     for name in ("run", "metrics", "comparison"):
-        TypeAdapter(SCHEMAS[name]).validate_json(client.post(f"/api/{name}", json={}).content, strict=True)
+        TypeAdapter(SCHEMAS[name]).validate_json(client.post(f"/api/{name}", json={}, timeout=60).content, strict=True)
 
 
 def test_everything_that_a_run_left_is_shown_and_none_of_it_is_executed(opened: Watched, folder: RunFolder) -> None:
@@ -220,7 +221,7 @@ def test_no_request_names_a_folder(run_address: str, body: dict, status: int) ->
     assert answer.status_code == status
     for name in ("comparison", "metrics"):
         assert client.post(f"/api/{name}", json=body).status_code == 422
-    assert client.post("/api/run", json={}).json()["name"] == NAME
+    assert client.post("/api/run", json={}, timeout=60).json()["name"] == NAME
 
 
 def test_without_a_folder_the_page_says_how_to_open_one(watched: Watched) -> None:
@@ -228,7 +229,7 @@ def test_without_a_folder_the_page_says_how_to_open_one(watched: Watched) -> Non
     watched.tab.wait_for_selector("text=no run is open")
     answer = httpx.post(watched.address + "api/comparison", json={"folder": "/etc"})
     assert answer.status_code == 422
-    assert "refused" in httpx.post(watched.address + "api/comparison", json={}).json()
+    assert "refused" in httpx.post(watched.address + "api/comparison", json={}, timeout=60).json()
 
 
 def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_right(
@@ -247,7 +248,7 @@ def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_ri
         assert client.post("/api/simulate", json={"run": "preset:llama3-70b"}).status_code == 200
         folder.metrics.unlink()
         folder.metrics.symlink_to("/etc/passwd")
-        assert "link out" in client.post("/api/run", json={}).json()["refused"]
+        assert "link out" in client.post("/api/run", json={}, timeout=60).json()["refused"]
         folder.metrics.unlink()
         nasty = '{"step": 60, "loss": NaN, "<b>key</b>": 3}\n' + "[" * 100_000 + "\n" + "x" * 3_000_000 + "\n"
         folder.metrics.write_text(rows + nasty)
@@ -320,3 +321,25 @@ def test_a_run_that_trains_is_followed_to_its_end_and_beyond(browser: Any, tmp_p
     finally:
         process.terminate()
         process.wait(60)
+
+
+def test_without_a_name_the_newest_run_below_runs_is_shown(tmp_path: Path) -> None:
+    needs_page()
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for age, name in ((100, "old"), (0, "new"), (-100, "no run"), (-200, "a link")):
+        folder = as_predicted(runs / name).path if name in ("old", "new") else runs / name
+        folder.mkdir(exist_ok=True)
+        metrics = folder / "metrics.jsonl"
+        if name == "a link":
+            as_predicted(tmp_path / "elsewhere")
+            (folder / "run.toml").symlink_to(tmp_path / "elsewhere/run.toml")
+        metrics.touch()
+        os.utime(metrics, (time.time() - age,) * 2)
+    assert newest_run(runs) == runs / "new"
+    assert newest_run(tmp_path / "nowhere") is None
+    with running(folder=tmp_path) as address:
+        found = httpx.post(f"{address}api/run", json={}, timeout=60).json()
+        assert found["name"] == "new"
+    with running() as address:
+        assert "no run is open" in httpx.post(f"{address}api/run", json={}, timeout=60).text

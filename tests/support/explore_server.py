@@ -6,10 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +26,18 @@ FLAGS = (
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[str]:
-    """Starts the command on a free port; gives the address that it prints."""
+def running(*arguments: str, folder: Path | None = None) -> Iterator[str]:
+    """Starts the command on a free port, in a folder, by default one without runs; gives the address that it prints."""
     command = [sys.executable, "-m", "fourfold", "explore", *arguments, "--no-browser", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    empty = tempfile.TemporaryDirectory()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        cwd=folder or empty.name,
+    )
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
@@ -40,6 +50,7 @@ def running(*arguments: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+        empty.cleanup()
 
 
 @dataclass

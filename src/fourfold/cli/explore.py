@@ -1,5 +1,6 @@
 """`fourfold explore`: the page on which a person changes a layout and sees memory, time and communication change at once."""
 
+import contextlib
 import json
 import secrets
 import socket
@@ -9,8 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fourfold.cli.options import Flag
-from fourfold.config import UserError
+from fourfold.config import RunFailure, UserError
 
+RUNS = Path("runs")
+"""The folder of runs that state none, below the current one."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -22,7 +25,8 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     Parameters
     ----------
     run
-        The folder of a run, live or finished; or a run file or preset:NAME to begin with.
+        The folder of a run, live or finished; or a run file or preset:NAME to begin with. Left out, or no folder: the page Run
+        shows the newest run below runs/, where there is one.
     port
         The port to listen on. 0: any that is free.
     host
@@ -47,16 +51,33 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
         check_files(folder)
         RunFolder(folder).require_config()
     fragment = "" if run is None else "#/run" if folder is not None else f"#/strategy?{_state(run)}"
+    if folder is None and host in LOOPBACK:  # others see a run only where the command names it
+        folder = newest_run(RUNS)
     listener = listening_socket(host, port)
     chosen = int(listener.getsockname()[1])
     token = None if host in LOOPBACK else secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{chosen}/{'' if token is None else f'?token={token}'}{fragment}"
-    print(f"fourfold explore: {address}\nCtrl-C ends it", flush=True)
+    shown = "" if folder is None else f"the page Run shows {folder}\n"
+    print(f"fourfold explore: {address}\n{shown}Ctrl-C ends it", flush=True)
     if not no_browser:
         threading.Timer(0.2, webbrowser.open, [address]).start()
     serve(Settings(host, chosen, token, folder), listener)
     return 0
+
+
+def newest_run(runs: Path) -> Path | None:
+    """The folder in `runs` whose run moved last, of those that are runs; None where there is none."""
+    from fourfold.launch.run_folder import RunFolder
+    from fourfold.report.run_files import check_files
+
+    found: list[tuple[float, Path]] = []
+    for run in map(RunFolder, runs.glob("*")):
+        with contextlib.suppress(UserError, RunFailure, OSError):
+            check_files(run.path)
+            run.require_config()
+            found.append((run.metrics.stat().st_mtime, run.path))
+    return max(found, default=(0.0, None))[1]
 
 
 def _state(run: str) -> str:
