@@ -52,6 +52,34 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
     assert [line.partition(":")[0] for line in places] == ["rank 0", "rank 1"]
 
 
+def test_the_commands_that_a_run_ends_with_work_as_printed(here: Path) -> None:
+    """In the shell that gave the command, with no `fourfold` on its PATH: as after `make train` in a clone."""
+    folder = here / ".venv/bin"
+    folder.mkdir(parents=True)
+    (folder / "fourfold").write_text(
+        f"#!{sys.executable}\nimport sys\nfrom fourfold.cli import main\nsys.exit(main())\n"
+    )
+    (folder / "fourfold").chmod(0o755)
+    environment = {**os.environ, "PATH": os.defpath}
+
+    def shell(line: str) -> str:
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    printed = shell(".venv/bin/fourfold train run.toml run.sample_tokens=4 --ranks 2").splitlines()
+    end = printed[printed.index("Try next:") :]
+    commands = [line.strip() for line in end if line.startswith("  ") and not line.startswith("      ")]
+    assert len(commands) == 3
+    assert all(command.startswith(".venv/bin/fourfold ") for command in commands)
+    for command in commands:
+        assert shell(command)
+    named = {line.split()[0]: line.split()[-1] for line in end if line.startswith("run folder")}
+    assert (here / named["run"] / "metrics.jsonl").is_file()
+    assert end[-1].startswith("report  ")
+    assert "<html" in (here / end[-1].split()[1]).read_text()[:200]
+
+
 def test_ctrl_c_saves_and_the_same_command_goes_on(here: Path) -> None:
     command = [*FOURFOLD, "train", "run.toml", "batch.steps=1000000", "--ranks", "2"]
     metrics = here / "runs/run/metrics.jsonl"

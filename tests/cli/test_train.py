@@ -34,7 +34,7 @@ def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, caps
         "unigram entropy",
         "def f(x):",
         "runs/run",
-        "fourfold export",
+        "fourfold sample",
         "layout.zero=1",
     ):
         assert text in text

@@ -147,7 +147,10 @@ def test_the_ending_sets_the_loss_beside_the_entropy_and_names_commands_that_kee
     assert "2.5000 nats per token = 1.803 bits per byte" in text
     assert "5.2500 nats per token" in text
     assert "def f():\n      pass" in text
-    assert "batch.steps=2000 optimizer.lr=0.1 --ranks 2" in text
+    assert text.splitlines()[-1] == "report           runs/tiny/report.html  (open it in a browser)"
+    assert text.splitlines()[-2] == f"run folder       {tmp_path}"
+    assert final_lines(run, command, "none: a reason")[-1] == "report           none: a reason"
+    assert command.line("batch.steps=2000").endswith("batch.steps=2000 optimizer.lr=0.1 --ranks 2")
     assert "batch.steps=1000 optimizer.lr=0.1 layout.zero=1 --ranks 2 --out" in text
     assert "my run.toml'" in text
 

@@ -26,24 +26,34 @@ class Command:
     def line(self, *overrides: str, out: Path | None = None) -> str:
         """The command with further overrides, and another folder where `out` is given."""
         stated = {key: text for text in (*self.overrides, *overrides) if (key := text.partition("=")[0])}
-        words = [program_word(), "train", str(self.run_file), *stated.values()]
+        words = ["train", str(self.run_file), *stated.values()]
         words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
         folder = out if out is not None else self.out
         words += ["--out", str(folder)] if folder is not None else []
-        return shlex.join([*words, *self.flags])
+        return _command(*words, *self.flags)
 
 
 def program_word() -> str:
-    """How this program is called from here: its name where the shell finds it, else its path (`.venv/bin/fourfold`)."""
-    called = Path(sys.argv[0])
-    if called.name != "fourfold" or shutil.which("fourfold") is not None:
+    """How this program is called from here: `fourfold` where the shell finds this one by that name, else its path
+    (`.venv/bin/fourfold`), or `PYTHON -m fourfold`."""
+    called, found = Path(sys.argv[0]), shutil.which("fourfold")
+    if called.name == "__main__.py" and found is None:
+        return shlex.join([_short(Path(sys.executable)), "-m", "fourfold"])
+    if called.name != "fourfold" or (found is not None and os.path.realpath(found) == os.path.realpath(called)):
         return "fourfold"
-    return os.path.relpath(called)
+    return shlex.quote(_short(called))
+
+
+def _short(path: Path) -> str:
+    """The path from here, or from the root where that is shorter; with a slash, so that the shell looks nowhere else."""
+    relative = os.path.relpath(path)
+    shorter = min(relative, os.path.abspath(path), key=len)
+    return shorter if os.sep in shorter else os.path.join(os.curdir, shorter)
 
 
 def final_lines(state: RunState, command: Command, report: str) -> list[str]:
-    """The validation loss beside the corpus's unigram entropy, the sample, the folder, and the next commands. `report`: the run's
-    page."""
+    """The validation loss beside the corpus's unigram entropy, the sample, the next commands, the folder, and the file to open.
+    `report`: the run's page, or why there is none."""
     info = state.info
     lines = []
     validation = state.validation
@@ -63,28 +73,31 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
     sample = state.finish.get("sample")
     if isinstance(sample, str) and sample.strip():
         lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]
-    lines += [
-        "",
-        f"run folder       {info.folder}",
-        f"report           {report}",
+    opened = "" if report.startswith("none") else "  (open it in a browser)"
+    return [
+        *lines,
         "",
         "Try next:",
         *_next_commands(state, command),
+        "",
+        f"run folder       {info.folder}",
+        f"report           {report}{opened}",
     ]
-    return lines
 
 
 def _next_commands(state: RunState, command: Command) -> list[str]:
-    folder, total, fourfold = state.info.folder, state.info.num_steps, program_word()
+    folder = state.info.folder
     pairs = [
-        ("where the time of a step goes, and what it should take", shlex.join([fourfold, "report", str(folder)])),
-        ("let the model write", shlex.join([fourfold, "sample", str(folder), "--prompt", "def "])),
-        ("see the step's program and its proof", shlex.join([fourfold, "show", str(folder), "--verify"])),
+        ("let the model write", _command("sample", str(folder), "--prompt", "def ")),
+        ("where the time of a step goes, and what it should take", _command("report", str(folder))),
         (
             "the same run under another layout: its losses agree",
             command.line("layout.zero=1", out=folder.with_name(folder.name + "-zero1")),
         ),
-        ("go on from here", command.line(f"batch.steps={2 * total}")),
-        ("load it in transformers", shlex.join([fourfold, "export", str(folder), "--out", f"{folder}-hf"])),
     ]
     return [f"  {line}\n      {meaning}" for meaning, line in pairs]
+
+
+def _command(*words: str) -> str:
+    """A command of this program, as the shell takes it."""
+    return f"{program_word()} {shlex.join(words)}"
