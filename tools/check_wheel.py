@@ -1,4 +1,5 @@
-"""The wheel and the source distribution: built, checked, and the wheel tried in a fresh environment that has no torch.
+"""The wheel and the source distribution: built, checked, and the wheel tried in fresh environments that have no torch, one for each
+version of Python that fourfold takes and this machine has.
 
     python -m tools.check_wheel [FOLDER]      FOLDER: where both are left, dist by default
 
@@ -12,7 +13,10 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
+
+from tools.install import NEWEST, OLDEST
 
 ROOT = Path(__file__).resolve().parent.parent
 _TOP = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
@@ -84,10 +88,28 @@ def _build(folder: Path) -> tuple[Path, Path]:
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
 
 
-def _try(wheel: Path) -> None:
+def interpreters(folders: Iterable[Path] | None = None) -> dict[str, Path | None]:
+    """The Python of each version that fourfold takes: this one, one on PATH, or pyenv's; None where there is none that starts."""
+    places = [Path(folder) for folder in os.get_exec_path()]
+    places += sorted((Path.home() / ".pyenv/versions").glob("*/bin"))
+    found: dict[str, Path | None] = {}
+    for minor in range(OLDEST[1], NEWEST[1] + 1):
+        paths = [folder / f"python3.{minor}" for folder in (places if folders is None else folders)]
+        if sys.version_info[1] == minor:
+            paths.insert(0, Path(sys.executable))
+        works = (
+            path
+            for path in paths
+            if path.is_file() and not subprocess.run([path, "-c", ""], capture_output=True).returncode
+        )
+        found[f"3.{minor}"] = next(works, None)
+    return found
+
+
+def _try(wheel: Path, interpreter: Path) -> None:
     """Installs the wheel into an environment of its own and runs the planner's half there, away from the source tree."""
     with tempfile.TemporaryDirectory() as scratch:
-        _run(sys.executable, "-m", "venv", scratch)
+        _run(interpreter, "-m", "venv", scratch)
         python, command = Path(scratch) / "bin" / "python", Path(scratch) / "bin" / "fourfold"
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         clean.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
@@ -113,8 +135,15 @@ def main(arguments: list[str]) -> int:
     if faults:
         print("\n".join(faults))
         return 1
-    _try(wheel)
+    found = interpreters()
+    for interpreter in filter(None, found.values()):
+        _try(wheel, interpreter)
     print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB, and {source.name}: complete, and work without torch")
+    tried = ", ".join(version for version, path in found.items() if path is not None)
+    absent = ", ".join(version for version, path in found.items() if path is None)
+    print(
+        f"tried under Python {tried}; " + (f"not on this machine, so not tried: {absent}" if absent else "that is all")
+    )
     return 0
 
 

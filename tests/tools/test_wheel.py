@@ -1,10 +1,11 @@
 """The check of the wheel sees a module or a data file that is not inside."""
 
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
-from tools.check_wheel import ROOT, package_data, wheel_faults
+from tools.check_wheel import ROOT, interpreters, package_data, wheel_faults
 
 SOURCE = ROOT / "src" / "fourfold"
 
@@ -48,3 +49,12 @@ def test_the_packages_metadata_covers_all_data() -> None:
     assert {"explore/dist/*", "explore/dist/assets/*"} <= {*patterns}
     covered = {f"fourfold/{p.relative_to(SOURCE).as_posix()}" for pattern in patterns for p in SOURCE.glob(pattern)}
     assert package_data(SOURCE) <= covered
+
+
+def test_every_version_is_looked_for_and_one_that_does_not_start_is_none(tmp_path: Path) -> None:
+    for version, code in (("3.11", 127), ("3.12", 0), ("3.13", 127), ("3.14", 0), ("3.15", 0)):
+        (tmp_path / f"python{version}").write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / f"python{version}").chmod(0o755)
+    expected = {"3.11": None, "3.12": tmp_path / "python3.12", "3.13": None, "3.14": tmp_path / "python3.14"}
+    expected[f"3.{sys.version_info[1]}"] = Path(sys.executable)
+    assert interpreters([tmp_path]) == expected
