@@ -8,7 +8,7 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train explore page page-types page-check test test-all test-faults test-slurm test-exports lint docs wheel benchmark clean help
+.PHONY: train explore page page-types page-check test test-rest test-benchmarks test-all tests-of mutants test-faults test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
@@ -33,20 +33,44 @@ explore: $(VENV)/ready
 page: $(VENV)/page-ready
 	$(BIN)/python -m tools.build_page
 
-page-check: $(VENV)/page-ready
+page-check: $(VENV)/test-ready $(VENV)/page-ready $(VENV)/browser-ready
 	$(BIN)/python -m tools.build_page check
+	$(PYTEST) -m "page and not sweep" $(ARGS)
 
 page-types: $(VENV)/test-ready
 	$(BIN)/python -m tools.page_types
 
-test: $(VENV)/test-ready $(VENV)/browser-ready
-	$(BIN)/python -m pytest -m "not sweep and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
+# What other targets run: long ones, cases beyond a cover of a grid, and what looks at the page or at the documentation.
+LONGER = sweep or faults or rest or page or docs
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test-all: $(VENV)/test-ready
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/test-ready $(VENV)/browser-ready
+	$(PYTEST) -m "not ($(LONGER))" --ignore tests/benchmarks $(ARGS)
+
+test-rest: $(VENV)/test-ready
+	$(PYTEST) -m "rest and not (sweep or faults or page or docs)" --ignore tests/benchmarks $(ARGS)
+
+test-benchmarks: $(VENV)/test-ready
+	$(PYTEST) tests/benchmarks -m "not sweep" $(ARGS)
 
 test-faults: $(VENV)/test-ready
-	$(BIN)/python -m pytest tests/supervise $(ARGS)
+	$(BIN)/python -m pytest tests/supervise tests/checkpoint/test_killed_saves.py tests/cli/test_exhausted.py $(ARGS)
+
+# Every test, and which lines each one executes: tests/reach.json, from which `make tests-of` finds the tests of a file.
+test-all: $(VENV)/test-ready $(VENV)/browser-ready $(VENV)/page-ready
+	$(BIN)/python -m tools.reach record -n $(WORKERS) --dist worksteal $(ARGS)
+
+tests-of: $(VENV)/test-ready
+	@$(BIN)/python -m tools.reach of $(filter-out tests-of,$(MAKECMDGOALS)) $(ARGS)
+
+# The file or module behind `tests-of` is no target.
+ifeq (tests-of,$(firstword $(MAKECMDGOALS)))
+.PHONY: $(filter-out tests-of,$(MAKECMDGOALS))
+$(filter-out tests-of,$(MAKECMDGOALS)): ;@:
+endif
+
+mutants: $(VENV)/test-ready
+	$(BIN)/python -m tools.mutants $(ARGS)
 
 test-slurm: $(VENV)/test-ready
 	$(BIN)/python -m tools.check_slurm
@@ -67,6 +91,7 @@ docs: $(VENV)/docs-ready
 	rm -rf docs/_build
 	$(BIN)/python -m sphinx -q -W --keep-going -j auto -b html -d docs/_build/doctrees docs docs/_build/site
 	$(BIN)/python -m tools.check_links docs/_build/site
+	$(PYTEST) -m docs $(ARGS)
 	@echo "the site: docs/_build/site/index.html"
 
 wheel: $(VENV)/release-ready
