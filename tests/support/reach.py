@@ -23,6 +23,11 @@ def enter(context: str) -> None:
             current.switch_context(context)
 
 
+def pytest_configure() -> None:
+    """A fork of this process goes on with the test that made it: coverage starts again there, without a context."""
+    os.register_at_fork(after_in_child=lambda: enter(os.environ.get("PYTEST_CURRENT_TEST", "")))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     before = os.times()
