@@ -92,6 +92,7 @@ def test_verify_finds_the_one_that_changed(run: Path, fourfold: Callable) -> Non
     assert fourfold("checkpoint", "verify", "runs/run/checkpoints/step-000009").code == 0
 
 
+@pytest.mark.rest
 def test_replay_runs_steps_again_and_says_whether_they_are_equal(run: Path, fourfold: Callable) -> None:
     result = fourfold("checkpoint", "verify", "runs/run", "--step", "3", "--replay", "3")
     assert result.code == 0, result.err

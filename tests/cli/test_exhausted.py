@@ -30,6 +30,7 @@ def small_disk(here: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.rest
 def test_a_full_disk_is_named_although_no_log_can_be_written(small_disk: Path) -> None:
     """All is taken but what the run's folder needs to be made."""
     (small_disk / "others").write_bytes(bytes(256 * 1024 - 24 * 1024))

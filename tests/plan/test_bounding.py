@@ -66,6 +66,7 @@ def test_context_parallelism_that_is_slow_is_recorded_for_the_largest_microbatch
     assert sum(alone) > len(alone) / 2
 
 
+@pytest.mark.rest
 def test_the_same_layouts_are_kept_as_if_all_were_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fourfold.plan.pool.KEPT", 40)
     asked = layouts_of(16, 64, **EXPERTS)

@@ -51,13 +51,8 @@ def best_of_all(request: Request) -> Priced:
     return min(both[0] + both[1], key=lambda each: each.score)
 
 
-@pytest.mark.parametrize(
-    "share",
-    [
-        pytest.param(0.8, id="nothing fits otherwise"),
-        pytest.param(1.02, marks=pytest.mark.rest, id="the rest recomputes"),
-    ],
-)
+@pytest.mark.rest
+@pytest.mark.parametrize("share", [0.8, 1.02], ids=["nothing fits otherwise", "the rest recomputes"])
 def test_the_search_finds_what_simulating_every_layout_finds(share: float) -> None:
     request = replace(asked(2, 8, link=400e9), offload=False)
     request = replace(request, memory_bytes=int(share * held_at_least(request)))

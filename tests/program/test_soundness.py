@@ -183,6 +183,7 @@ def _problem(programs: dict[int, Program], spec: StepSpec) -> str | None:
     return None
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_whatever_is_accepted_is_right(case: dict[str, Any]) -> None:
     seen = _search(case, 150, 1, share=0.3)
