@@ -53,6 +53,7 @@ def test_too_few_open_files_are_named(here: Path, files: int) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.rest
 def test_a_terminal_that_is_closed_ends_the_run_with_129_and_a_checkpoint(here: Path) -> None:
     ours, theirs = pty.openpty()
 
@@ -115,6 +116,7 @@ def test_a_locale_without_our_characters(here: Path) -> None:
     assert b"?" in done.stdout
 
 
+@pytest.mark.rest
 def test_the_folder_may_be_a_link(here: Path) -> None:
     (here / "disk").mkdir()
     (here / "run").symlink_to(here / "disk")

@@ -115,6 +115,7 @@ def test_training_says_what_it_imports(fourfold: Callable) -> None:
     assert "cannot import nowhere" in result.err
 
 
+@pytest.mark.rest
 def test_it_trains_resumes_and_samples_and_is_not_exported(here: Path) -> None:
     path = os.pathsep.join([str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
 

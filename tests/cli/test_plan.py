@@ -67,9 +67,14 @@ def test_a_job_for_a_scheduler_runs_the_file_that_is_written(fourfold, here: Pat
     "arguments",
     [
         SMALL,
-        (*SMALL, "--objective", "model"),
-        (*SMALL, "--objective", "devices", "--tokens", "1T", "--deadline-days", "2000"),
-        (*SMALL[:4], "--sequence-length", "32768", "--batch-tokens", "2M", "--dtype", "fp32"),
+        pytest.param((*SMALL, "--objective", "model"), marks=pytest.mark.rest),
+        pytest.param(
+            (*SMALL, "--objective", "devices", "--tokens", "1T", "--deadline-days", "2000"), marks=pytest.mark.rest
+        ),
+        pytest.param(
+            (*SMALL[:4], "--sequence-length", "32768", "--batch-tokens", "2M", "--dtype", "fp32"),
+            marks=pytest.mark.rest,
+        ),
         (
             "run.toml",
             "precision.gradients=bf16",

@@ -12,6 +12,7 @@ from fourfold.rehearse.shapes import KnownShapes
 from tests.rehearse.rehearsed import layout_spec
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", ["pipeline", "pipeline, tied", "interleaved", "experts, first blocks dense"])
 @pytest.mark.parametrize("microbatches", [12, 17])
 def test_a_full_step(name: str, microbatches: int) -> None:

@@ -25,6 +25,7 @@ def test_as_many_launches_are_priced_as_a_step_makes(name: str) -> None:
     assert result.launches + result.copies == priced
 
 
+@pytest.mark.grid(1, of=lambda name: LAYOUTS[name])
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if not any(each in name for each in PIECES)])
 def test_as_many_within_some_a_unit(name: str) -> None:
     """Padding is cleared, and the norm of few elements takes fewer launches than the norm of many."""
@@ -32,6 +33,7 @@ def test_as_many_within_some_a_unit(name: str) -> None:
     assert result.launches + result.copies == pytest.approx(priced, rel=0.03)
 
 
+@pytest.mark.grid(1, of=lambda name: LAYOUTS[name])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_wait_of_the_host_is_priced(name: str) -> None:
     result, _, waits = _of(name)

@@ -21,6 +21,7 @@ def _results(name: str) -> list[RankRehearsal]:
     return rehearse(spec, optimizer)
 
 
+@pytest.mark.grid(1, of=lambda name: LAYOUTS[name])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_step(name: str) -> None:
     spec, _ = layout_spec(name)
