@@ -108,11 +108,16 @@ CAUSES = (
 
 
 def explain(output, venv, goal):
-    """(cause, what works) of a failed step."""
+    """(the line that tells, cause, what works) of a failed step; the first two None where the output is of no known kind."""
     for pattern, cause, advice in CAUSES:
-        if re.search(pattern, output):
-            return cause, advice.format(venv=venv, goal=goal, tmp=os.environ.get("TMPDIR", "/tmp"), newest="3.12")
-    return None, f"see the lines above; then make {goal} again, which goes on with this step"
+        line = next((line.strip() for line in output.splitlines() if re.search(pattern, line)), None)
+        if line is not None:
+            return (
+                line[:300],
+                cause,
+                advice.format(venv=venv, goal=goal, tmp=os.environ.get("TMPDIR", "/tmp"), newest="3.12"),
+            )
+    return None, None, f"see the lines above; then make {goal} again, which goes on with this step"
 
 
 def has_node():
@@ -183,10 +188,10 @@ def main(arguments):
 def failed(name, number, count, output, venv, goal):
     """Says which step failed, why, and what to do; the exit code."""
     kept = [line for line in output.splitlines() if line.strip()]
-    cause, advice = explain(output, venv, goal)
-    if cause:
-        kept = ([line for line in kept if line.startswith("ERROR")] or kept)[-1:]
-    lines = ["  " + line for line in kept[-12:]]
+    if shutil.disk_usage(venv if os.path.isdir(venv) else os.curdir).free < 2**20:
+        output += "\nNo space left on device"  # venv keeps to itself why it failed
+    line, cause, advice = explain(output, venv, goal)
+    lines = ["  " + text for text in ([line] if line else kept[-12:])]
     lines.append("the installation failed at step {} of {}, {}: {}".format(number, count, name, cause or "see above"))
     lines.append("what works: " + advice)
     print("\n".join(lines), file=sys.stderr)
