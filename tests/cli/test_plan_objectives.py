@@ -11,6 +11,7 @@ from tests.calibrate.machine_table import cluster
 from tests.cli.planning import SMALL, document
 
 
+@pytest.mark.rest
 def test_sizes_between_doubled_ones_on_a_torus(fourfold) -> None:
     asked = (
         "--model",
@@ -30,6 +31,7 @@ def test_sizes_between_doubled_ones_on_a_torus(fourfold) -> None:
     assert len(sizes) <= 12
 
 
+@pytest.mark.rest
 def test_the_largest_model_fits_and_is_larger_where_there_is_more_memory(fourfold) -> None:
     def parameters(devices: int) -> float:
         asked = (
@@ -83,6 +85,7 @@ scalable = true
 """
 
 
+@pytest.mark.rest
 def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(fourfold, tmp_path: Path) -> None:
     own = tmp_path / "dgx-h100.toml"  # as a preset is called
     own.write_text(SIX)
@@ -100,6 +103,7 @@ def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(f
     assert "6 devices, the cluster file with :6 behind its name" in small.out
 
 
+@pytest.mark.rest
 def test_the_cheapest_number_of_devices_is_sought_between_doubled_ones(fourfold, tmp_path: Path) -> None:
     (tmp_path / "six.toml").write_text(SIX)
     asked = ("--model", "llama3-8b", "--cluster", "six.toml", "--sequence-length", "16384", "--batch-sequences", "96")
@@ -133,7 +137,7 @@ RUN = ("--tokens", "10B", "--price", "2.5", "--failure-hours", "50k")
 
 @pytest.mark.parametrize(
     "objective",
-    ["throughput", "cost", "devices", "context", "model"],
+    ["cost", *(pytest.param(each, marks=pytest.mark.rest) for each in ("throughput", "devices", "context", "model"))],
 )
 def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) -> None:
     asked = (*SMALL[:3], "dgx-h100:8", *SMALL[4:], "layout.tp=1", "layout.cp=1", "--objective", objective, *RUN)
@@ -150,6 +154,7 @@ def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) ->
         assert line in text
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("objective", [("cost",), ("devices", "--deadline-days", "9")])
 def test_an_objective_says_of_its_devices_what_a_plan_on_them_says(fourfold, objective: tuple[str, ...]) -> None:
     """Its own line of figures too, and what `simulate` says of the layout."""
