@@ -46,6 +46,7 @@ EXPERTS = (
 )
 
 
+@pytest.mark.rest
 def test_overlap_of_experts_may_be_stated(fourfold) -> None:
     for stated in (True, False):
         found = document(fourfold, *EXPERTS, "layout.ep=8", f"layout.overlap_experts={stated}")
@@ -75,6 +76,7 @@ def test_where_optimizer_states_lie_may_be_stated(fourfold) -> None:
         assert "layout.offload_optimizer=true: software 'megatron' copies nothing to the host's memory" in result.err
 
 
+@pytest.mark.rest
 def test_a_model_that_fits_with_its_states_on_the_host_alone_is_planned_so(fourfold) -> None:
     asked = ("--model", "llama3-70b", "--cluster", "dgx-h100:8", "--sequence-length", "4096", "--batch-sequences", "64")
     found = document(fourfold, *asked)

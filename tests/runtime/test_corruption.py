@@ -27,6 +27,7 @@ WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.grid(1, of=lambda way: WAYS[way])
 @pytest.mark.parametrize("way", WAYS)
 def test_checked_steps_are_the_same_steps(way: str) -> None:
     """The losses, gradients and parameters of one process of another library, and the bytes that the program declares."""
