@@ -144,6 +144,7 @@ def test_every_measurement_takes_its_cuda_branch(cuda: None, monkeypatch: pytest
         }
     )
     monkeypatch.setattr(measuring, "shapes_of", lambda kind: small)
+    monkeypatch.setattr(measuring, "in_time", lambda seconds, shapes, calls: [(shape, 0.0) for shape in shapes])
     peaks = measuring.measure_peaks(0, CUDA, "bf16", 0.2)
     assert list(peaks) == ["bf16", "fp32", "tf32", "fp16", "fp8"]
     assert torch.get_float32_matmul_precision() == "highest"

@@ -8,11 +8,13 @@ import resource
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import until
 
 COMMAND = [sys.executable, "-m", "fourfold", "train", "run.toml", "run.sample_tokens=0"]
 
@@ -40,17 +42,59 @@ def test_a_full_disk_is_named_although_no_log_can_be_written(small_disk: Path) -
     assert "Traceback" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("files", [8, 11, 13])
-def test_too_few_open_files_are_named(here: Path, files: int) -> None:
+def limited(files: int, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command whose processes may open so many files and sockets each."""
+
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    command = [*COMMAND, "--ranks", "2", "--out", "run"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
+    return subprocess.run([*command], capture_output=True, text=True, check=False, preexec_fn=limit)
+
+
+def names_the_limit(done: subprocess.CompletedProcess[str], files: int) -> None:
+    """One line, whatever ran out, and wherever: no process is ended by what it could not open."""
     assert done.returncode == 1, done
     assert "Too many open files" in done.stderr
     assert f"may open {files} files and sockets here; what works: ulimit -n" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def trained(files: int, ranks: int) -> subprocess.CompletedProcess[str]:
+    return limited(files, *COMMAND, "--ranks", str(ranks), "--out", "run")
+
+
+FEWEST = 5
+"""With fewer the interpreter itself does not start."""
+
+
+@pytest.mark.parametrize("files", [FEWEST, 8, 11, 13, 20])
+def test_too_few_open_files_are_named(here: Path, files: int) -> None:
+    names_the_limit(trained(files, 2), files)
+    assert not (here / "run").exists()
+
+
+def test_a_page_for_which_too_few_files_may_be_opened_is_not_begun(here: Path) -> None:
+    names_the_limit(limited(40, sys.executable, "-m", "fourfold", "explore", "--no-browser", "--port", "0"), 40)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("files", [*range(FEWEST, 48), 56, 64, 80])
+def test_a_run_is_refused_by_the_limit_or_trains(here: Path, files: int, ranks: int) -> None:
+    """There is no limit under which it begins and ends midway."""
+    done = trained(files, ranks)
+    if done.returncode:
+        names_the_limit(done, files)
+    else:
+        assert (here / "run" / "checkpoints" / "step-000003" / "manifest.json").is_file()
+    assert done.returncode == 0 or files < 48
+
+
+@pytest.mark.faults
+def test_the_limit_that_is_named_works(here: Path) -> None:
+    works = trained(20, 4).stderr.partition("ulimit -n ")[2].split()[0].rstrip(",;")
+    assert trained(int(works), 4).returncode == 0
 
 
 @pytest.mark.rest
@@ -69,17 +113,17 @@ def test_a_terminal_that_is_closed_ends_the_run_with_129_and_a_checkpoint(here: 
         preexec_fn=take_terminal,
     )
     os.close(theirs)
-    deadline = time.monotonic() + 60
     metrics = here / "run" / "metrics.jsonl"
     os.set_blocking(ours, False)
-    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        time.sleep(0.05)
-        try:
+
+    def has_trained() -> bool:
+        with suppress(OSError):  # nothing is there to read
             os.read(ours, 1 << 16)
-        except OSError:
-            continue
+        return metrics.exists() and metrics.read_text().count("\n") > 2
+
+    until(has_trained, process)
     os.close(ours)
-    assert process.wait(60) == 129
+    assert process.wait() == 129
     events = [json.loads(line) for line in (here / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events][-2:] == ["save", "stop"]
 

@@ -60,6 +60,19 @@ def test_memory_that_was_exhausted_is_a_cause_of_its_own() -> None:
     assert describe_failure(0, -signal.SIGKILL, Path("a.log"), out_of_memory=False).cause == "killed"
 
 
+def test_compiled_code_that_gave_up_for_want_of_a_descriptor_is_named_by_the_limit(tmp_path: Path) -> None:
+    """A thread of gloo that cannot open a socket ends its process. Ranks that are started again would meet it again."""
+    log = tmp_path / "rank.log"
+    log.write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at gloo/transport/tcp/listener.cc:80] rv != -1. accept: Too many open files\n"
+    )
+    failure = describe_failure(1, -signal.SIGABRT, log)
+    assert "files and sockets here; what works: ulimit -n" in failure.message
+    assert failure.is_final
+    assert not describe_failure(1, -signal.SIGABRT, tmp_path / "none.log").is_final
+
+
 @pytest.mark.rest
 def test_a_rank_that_dies_while_what_forks_ranks_is_stopped(run_file: Path, undisturbed, tmp_path: Path) -> None:
     """Nobody would learn how it ended, and the run would never end itself."""

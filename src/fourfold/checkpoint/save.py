@@ -28,6 +28,7 @@ from fourfold.checkpoint.file_bytes import drop_from_cache
 from fourfold.checkpoint.manifest import read_manifest
 from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, places
 from fourfold.config import FinalFailure, RunFailure
+from fourfold.config.errors import open_files_advice
 from fourfold.layout import Layout
 
 _SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
@@ -268,7 +269,9 @@ def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> SaveFailure
     standing = f"the newest complete checkpoint is {latest.name}" if latest else "there is no earlier checkpoint"
     cure = folders.room_advice(folder.parent, needed_bytes)
     if not full:
-        cure = "if the folder is at fault, set checkpoint.directory to one that all ranks share and can write"
+        cure = open_files_advice("; ".join(texts)) or (
+            "if the folder is at fault, set checkpoint.directory to one that all ranks share and can write"
+        )
     return (FullDisk if full else SaveFailure)(
         f"checkpoint {folder} was not saved: {'; '.join(texts)}. It needs {folders.format_bytes(needed_bytes)}, and {free} "
         f"in {folder.parent}; {standing}; {cure}"

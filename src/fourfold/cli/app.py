@@ -40,6 +40,8 @@ COMMANDS = {
     "import": ("huggingface", "import_"),
 }
 """Module and function of each."""
+MOST_AT_ONCE = 16
+"""Files that a command has open at once while it imports and reads: what it opens beside these it asks for itself."""
 
 
 def build_app(asked: str) -> "App":
@@ -114,6 +116,10 @@ def run(arguments: list[str]) -> int:
                 return _say(f"{word!a} is no UTF-8; what works: names in UTF-8, or PYTHONUTF8=1", USAGE)
         with without_collection():
             app = build_app(words[0])
+        if words[0] in COMMANDS:
+            from fourfold.config.errors import require_files
+
+            require_files(f"fourfold {words[0]}", MOST_AT_ONCE)
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except BrokenPipeError:
         raise
@@ -141,6 +147,8 @@ def _explained(error: Exception) -> tuple[str, int]:
         case ModuleNotFoundError() if (error.name or "").partition(".")[0] != "fourfold":
             works = "pip install 'fourfold[train]'"
             return f"this command needs the package {error.name}, which is not installed; what works: {works}", USAGE
+        case ImportError() if cure := open_files_advice(error):
+            return f"{error}; {cure}", FAILURE
         case OSError():
             where = f"{error.filename}: " if error.filename else ""
             works = open_files_advice(error) or "free the disk or name another place"

@@ -11,10 +11,13 @@ from urllib.parse import quote
 
 from fourfold.cli.options import Flag
 from fourfold.config import RunFailure, UserError
+from fourfold.config.errors import require_files
 
 RUNS = Path("runs")
 """The folder of runs that state none, below the current one."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_FILES = 64
+"""The processes that compute, and the connections of some browsers."""
 
 
 def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0.1", no_browser: Flag = False) -> int:
@@ -42,6 +45,7 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     from fourfold.report.page_file import NOT_BUILT, is_built
     from fourfold.report.run_files import check_files
 
+    require_files("fourfold explore", _FILES)
     if not is_built():
         raise UserError(NOT_BUILT)
     if not 0 <= port <= 65_535:

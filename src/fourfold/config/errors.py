@@ -2,6 +2,8 @@
 
 import errno
 import importlib
+import os
+import resource
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -67,12 +69,14 @@ def attribute_of(setting: str, module_name: str, name: str) -> Any:
         ) from error
 
 
-def open_files_advice(error: BaseException) -> str | None:
-    """The cure where a process, or the machine, has opened as many files and sockets as it may; None for any other error."""
-    if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE) and "Too many open files" not in str(error):
-        return None
-    import resource
+_EXHAUSTED = "Too many open files"
 
+
+def open_files_advice(error: BaseException | str) -> str | None:
+    """The cure where a process, or the machine, has opened as many files and sockets as it may; None for any other error, or
+    words of one."""
+    if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE) and _EXHAUSTED not in str(error):
+        return None
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"a process may open {limit} files and sockets here; what works: ulimit -n 65536, or fewer ranks"
 
@@ -82,6 +86,47 @@ def unwritable(path: object, error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     cure = open_files_advice(error) or ("free some space and resume" if full else "make it writable and resume")
     return f"{path}: cannot be written: {error.strerror}; {cure}"
+
+
+def require_files(who: str, more: int, own: bool = True) -> None:
+    """Raises `FinalFailure` where `who` could not open so many files and sockets, by one message that names the limit and one that
+    works. `own`: this process, beside what it has open; else one that it starts, which has three open.
+
+    Compiled code that gets no descriptor ends as it likes: threads of gloo end the process, imports end in a traceback. So
+    whatever begins asks first, and nothing begins that would meet the limit midway.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _can_open(more) if own else soft == resource.RLIM_INFINITY or soft >= more + 3:
+        return
+    works = max(256, 1 << (more + 3).bit_length())
+    raised = f"; the hard limit is {hard}, which the administrator raises" if 0 < hard < works else ""
+    raise FinalFailure(
+        f"{_EXHAUSTED}: {who} takes {more + 3}; a process may open {soft} files and sockets here; what works: "
+        f"ulimit -n {works}{raised}"
+    )
+
+
+_GLOO_FILES, _LATER_FILES = 8, 12
+
+
+def group_files(size: int) -> int:
+    """Files and sockets of a rank for a gloo group: its own, a connection to each other rank, and those of what comes after it,
+    such as a save."""
+    return _GLOO_FILES + size - 1 + _LATER_FILES
+
+
+def _can_open(more: int) -> bool:
+    opened: list[int] = []
+    try:
+        opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        while len(opened) < more:
+            opened.append(os.dup(opened[0]))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return True
 
 
 class RunFailure(UserError):

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fourfold.config.errors import open_files_advice
+
 _NOTICED = re.compile(
     r"connection (was |is )?(closed|reset|refused|lost|aborted)|(closed|reset) by peer|broken pipe|socket (is )?closed|"
     r"a connection was lost",
@@ -23,8 +25,8 @@ MISTAKEN, FINAL = 2, 4
 @dataclass(frozen=True)
 class RankFailure:
     """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
-    `killed` by a signal, out of `memory`, `server` (what forks ranks ended), `exit`, `log` that cannot be written, or a watch's
-    word. `instruction`: where, as far as it is known. `still_seconds`: how long the rank had stood still."""
+    `killed` by a signal, out of `memory`, `server` (what forks ranks ended), `exit`, `log` that cannot be written, too few open
+    `files`, or a watch's word. `instruction`: where, as far as it is known. `still_seconds`: how long the rank had stood still."""
 
     rank: int
     exit_code: int
@@ -41,7 +43,7 @@ class RankFailure:
     @property
     def is_final(self) -> bool:
         """Whether ranks that are started again would meet it again: a mistake in the run, divergence, a full disk."""
-        return self.exit_code in (MISTAKEN, FINAL) or self.cause == "log"
+        return self.exit_code in (MISTAKEN, FINAL) or self.cause in ("log", "files")
 
 
 _LESS_MEMORY = "smaller microbatches, more recompute or a higher layout.zero"
@@ -77,6 +79,9 @@ def describe_failure(
 ) -> RankFailure:
     """The failure of a rank that ended with `exit_code`, in the words of its log from byte `since` on. `out_of_memory`: as
     `describe_signal` has it."""
+    if exit_code == -signal.SIGABRT and (cure := open_files_advice(log_tail(log, since))) is not None:
+        text = f"rank {rank}: compiled code gave up: Too many open files; {cure}"
+        return RankFailure(rank, exit_code, text, "files")
     if exit_code < 0:
         cause = "memory" if exit_code == -signal.SIGKILL and out_of_memory else "killed"
         return RankFailure(rank, exit_code, describe_signal(f"rank {rank}", -exit_code, out_of_memory, log), cause)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError
+from fourfold.config.errors import group_files, require_files
 from fourfold.program.spec import Transport
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
@@ -49,6 +50,18 @@ def check_devices(config: RunConfig, cuda_devices: int, local_ranks: int) -> Non
             f"{local_ranks} ranks need {local_ranks} CUDA devices, this machine has {cuda_devices}; what works: "
             f"--ranks {cuda_devices}, or run.device = cpu"
         )
+
+
+_SUPERVISOR_FILES, _RANK_FILES = 20, 12
+"""Beside connections to ranks: locks, logs, pipes and reports; a log, the data, the board, the store."""
+
+
+def check_files(world_size: int, transport: Transport) -> None:
+    """Raises `FinalFailure` where the supervisor, or a rank, could not open the files and sockets that every run takes: before
+    anything is started. A rank asks for itself before it makes groups beside the one of all ranks."""
+    require_files("the supervisor", _SUPERVISOR_FILES + world_size)
+    gloo = group_files(world_size) if transport == "exchange" else 0
+    require_files("a rank", _RANK_FILES + gloo, own=False)
 
 
 def memory_bytes() -> int | None:

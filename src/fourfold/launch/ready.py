@@ -11,7 +11,7 @@ from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
-from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
+from fourfold.launch.machine import check_devices, check_files, memory_bytes, num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
@@ -83,6 +83,7 @@ def prepare_run(
     resolved = resolve_run(config, ranks, vocab_size, transport)
     local = here_of(resolved.layout.world_size, member) * (member.local_count if member is not None else 1)
     check_devices(config, cuda_devices, local + spares)
+    check_files(resolved.layout.world_size, transport)
     has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
     changes: tuple[Change, ...] = ()
     if old is not None and has_begun:

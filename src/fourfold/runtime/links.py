@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fourfold.config.errors import group_files, require_files
 from fourfold.layout import Layout
 from fourfold.model.parallel import Pending
 
@@ -136,6 +137,8 @@ class TorchLinks:
         return link
 
     def _group(self, ranks: Sequence[int]) -> Any:
+        if not self._native:
+            require_files("a rank", group_files(len(ranks)))
         device = self._device if len(ranks) > 1 else None
         return dist.new_group(list(ranks), timeout=self._timeout, use_local_synchronization=True, device_id=device)
 
