@@ -40,7 +40,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """What identifies it also where lines have moved."""
+        """Its name, which stays where lines move."""
         return f"{self.path}::{self.function}::{self.kind}::{self.nth}::{self.old}::{self.new}"
 
     @property

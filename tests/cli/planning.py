@@ -10,7 +10,7 @@ _ASKED: dict[tuple[str, ...], dict] = {}
 
 
 def document(fourfold, *arguments: str) -> dict:
-    """What `fourfold plan` answers. A question that names no file is asked once: the answer depends on its words alone."""
+    """Answer of `fourfold plan`. A question that names no file is asked once: the answer depends on its words alone."""
     is_about_files = any(each.endswith((".toml", ".json")) or each == "--out" or "/" in each for each in arguments)
     if is_about_files or arguments not in _ASKED:
         result = fourfold("plan", *arguments, "--json")

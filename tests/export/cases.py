@@ -131,7 +131,7 @@ def jobs() -> dict[str, TrainerJob]:
 
 
 def traits(name: str) -> dict[str, object]:
-    """What a job of `jobs()` is made of, by its name: its model, the keys of its layout, and its options."""
+    """Model, keys of the layout and options of a job of `jobs()`, by its name."""
     model, _, layout = name.partition(": ")
     model, _, options = model.partition(", ") if model not in OTHERS else (model, "", "")
     return {"model": model, "options": options, **(LAYOUTS | EXPERT_LAYOUTS).get(layout, {})}

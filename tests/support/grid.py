@@ -3,7 +3,7 @@
 `@pytest.mark.grid(2)` above a parametrized test asks for every pair of values that stands together in some case (pairwise testing:
 Cohen, Dalal, Parelius and Patton 1996), `@pytest.mark.grid(1)` for every value. A parameter that is a mapping, a sequence or a
 dataclass has a value for each of its keys, places or fields; `of=` is a function of the parameters, by name, that says instead what
-a case is made of. What no other case has is always run, so a list of unlike cases stays as it is.
+a case is made of. A value that no other case has is always run, so a list of unlike cases stays as it is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a test reaches: the lines of `src` that it executes, here and in every process that it starts (coverage's contexts), and the
+"""A record of what tests reach: the lines of `src` that it executes, here and in every process that it starts (coverage's contexts), and the
 time that it takes. A plugin of pytest, off until asked for: `-p tests.support.reach`; `tools.tests_of` reads what it writes."""
 
 import json

@@ -1,4 +1,4 @@
-"""What a test reaches is recorded in all of its processes, and the map names for a file the tests that execute little else."""
+"""A test is recorded in all of its processes, and the map names for a file the tests that execute little else."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def test_nothing(number):
 
 @pytest.fixture(scope="module")
 def reach(tmp_path_factory: pytest.TempPathFactory) -> Reach:
-    """Of the suite above, which is run with every process watched."""
+    """The record of the suite above, which is run with every process watched."""
     folder = tmp_path_factory.mktemp("watched")
     (folder / "src").mkdir()
     (folder / "src" / "module.py").write_text(MODULE)
