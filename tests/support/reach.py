@@ -1,5 +1,5 @@
-"""A record of what tests reach: the lines of `src` that it executes, here and in every process that it starts (coverage's contexts), and the
-time that it takes. A plugin of pytest, off until asked for: `-p tests.support.reach`; `tools.tests_of` reads what it writes."""
+"""A record of what tests reach: the lines of `src` that each executes, here and in every process that it starts (contexts of
+coverage), and the time that it takes. A plugin of pytest, off until asked for: `-p tests.support.reach`; `tools.reach` reads it."""
 
 import json
 import os
