@@ -15,7 +15,7 @@ help:
 	@echo "make explore    the page on which to change a layout and see memory, time and communication (Node.js is installed if need be)"
 	@echo "make page       build that page anew after a change of its sources (takes Node.js, or installs it); make page-check: compare, and check"
 	@echo "make test       every law, on a cover of its cases, on $(WORKERS) processes (MINUTES)"
-	@echo "make tests-of FILE  the tests that execute a file of src, those that execute little else first"
+	@echo "make tests-of FILE  the tests that execute a file of src, those that execute much of it first"
 	@echo "make test-rest  the other cases, larger shapes, real kills (MINUTES); make test-benchmarks: published rows, benchmarks/"
 	@echo "make test-faults  ranks that are killed, stopped, broken and cut off in every way (some forty minutes)"
 	@echo "make test-all   all of these and long sweeps (hours), recording which tests execute which file"

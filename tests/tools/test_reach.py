@@ -106,12 +106,14 @@ def test_every_test_has_its_time(reach: Reach) -> None:
     )
 
 
-def test_the_map_names_functions_those_that_execute_little_else_first(reach: Reach) -> None:
+def test_the_map_names_functions_those_that_execute_much_of_it_first(reach: Reach) -> None:
     found = map_of(reach)
     file = found["files"]["src/module.py"]  # type: ignore[index]
     ordered = [found["tests"][place] for place in file["tests"]]  # type: ignore[index]
     assert file["number"] == len(ordered) == 5
-    assert ordered == sorted(ordered), "all of them execute this file alone"
+    assert names(ordered[1:3]) | names(ordered[:1]) == {"here", "in_a_process_of_its_own", "in_a_fork"}, (
+        "two lines of it"
+    )
 
 
 def test_bodies_of_functions_are_lines_that_an_import_leaves_alone() -> None:
