@@ -194,8 +194,8 @@ def function_lines(source: str) -> int:
 
 
 def map_of(reach: Reach) -> dict[str, object]:
-    """The tests of each file, at most `MOST_TESTS`: those in the folder of its package first, of these the ones that execute much of
-    it and little else: by the square of the lines of it that a test executes, over all lines that the test executes."""
+    """The tests of each file, at most `MOST_TESTS`: those in the folder of its package first, of these the ones that execute much
+    of it and little else: by the square of the lines of it that a test executes, over all lines that the test executes."""
     lines = reach.lines_by_function()
     totals: defaultdict[str, int] = defaultdict(int)
     for counts in lines.values():
