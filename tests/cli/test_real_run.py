@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from fourfold.report.page_file import is_built
+from tests.support.waiting import until
 
 pytest.importorskip("torch")
 FOURFOLD = (sys.executable, "-m", "fourfold")
@@ -87,12 +87,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(here: Path) -> None:
     def interrupt_past(steps: int) -> tuple[int, str]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            deadline = time.monotonic() + 60
-            while len(read_lines(metrics)) < steps and process.poll() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: len(read_lines(metrics)) >= steps, process)
             os.kill(process.pid, signal.SIGINT)
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate()
         finally:
             process.kill()
         return process.returncode, output

@@ -61,7 +61,7 @@ def _on_terminal(columns: int, *arguments: str) -> str:
             break
         written += part
     os.close(leader)
-    process.wait(timeout=60)
+    process.wait()
     return written.decode().replace("\r\n", "\n")
 
 

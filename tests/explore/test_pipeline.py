@@ -13,7 +13,7 @@ from fourfold.explore.packed import unpacked
 from fourfold.explore.setup import Malformed
 from fourfold.program.schedule import SCHEDULES
 from tests.explore.test_documents import SMALL, silent
-from tests.support.explore_server import Watched, in_address
+from tests.support.explore_server import Watched, in_address, until
 
 TIMES = {"F": 1, "I": 1, "W": 1, "transfer": 0}
 
@@ -186,7 +186,7 @@ def test_the_step_is_played_and_gone_through_by_keys(watched: Watched) -> None:
     tab.get_by_role("button", name="One event on").click()
     assert tab.locator("output").inner_text() == "2"
     tab.get_by_role("button", name="Play").click()
-    tab.wait_for_timeout(400)
+    until(tab, "Number(document.querySelector('output').textContent) > 2.1")
     tab.get_by_role("button", name="Pause").click()
     assert float(tab.locator("output").inner_text()) > 2.1
     tab.locator("[role=application]").focus()

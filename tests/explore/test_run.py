@@ -26,6 +26,8 @@ from tests.explore.test_pages import violations
 from tests.explore.test_strategy import saved, until
 from tests.report.test_comparison import CLUSTER, as_predicted
 from tests.support.explore_server import Watched, needs_page, running, watching
+from tests.support.one_state import check_one_state
+from tests.support.waiting import until as happens
 
 NAME = "<img src=x onerror=alert(1)> run"
 STEPS = 60
@@ -103,8 +105,18 @@ def seconds_of(text: str) -> float:
     return float(value) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
 
 
+def test_a_run_shows_one_state(browser: Any, run_address: str) -> None:
+    """A part of its steps is chosen: all curves are of one range until those of the next are there."""
+
+    def choose(tab: Any) -> None:
+        tab.locator("label:has-text('second half')").click()
+
+    with watching(browser, run_address) as watched:
+        check_one_state(watched, "#/run", choose, "document.body.innerText.includes('One step over time')")
+
+
 def test_the_documents_have_their_types(run_address: str) -> None:
-    client = httpx.Client(base_url=run_address, timeout=60)
+    client = httpx.Client(base_url=run_address, timeout=None)
     for name in ("run", "metrics", "comparison"):
         TypeAdapter(SCHEMAS[name]).validate_json(client.post(f"/api/{name}", json={}, timeout=60).content, strict=True)
 
@@ -216,7 +228,7 @@ def test_what_is_saved_opens_again(opened: Watched, folder: RunFolder) -> None:
     ],
 )
 def test_no_request_names_a_folder(run_address: str, body: dict, status: int) -> None:
-    client = httpx.Client(base_url=run_address, timeout=60)
+    client = httpx.Client(base_url=run_address, timeout=None)
     answer = client.post("/api/run", json=body)
     assert answer.status_code == status
     for name in ("comparison", "metrics"):
@@ -242,9 +254,9 @@ def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_ri
         rows = folder.metrics.read_text()
         folder.metrics.unlink()
         os.mkfifo(folder.metrics)
-        found.tab.wait_for_selector("text=is no file", timeout=30_000)
+        found.tab.wait_for_selector("text=is no file")
         assert figure(found.tab, "loss") == "3.1000", "the last answer stays"
-        client = httpx.Client(base_url=found.address, timeout=60)
+        client = httpx.Client(base_url=found.address, timeout=None)
         assert client.post("/api/simulate", json={"run": "preset:llama3-70b"}).status_code == 200
         folder.metrics.unlink()
         folder.metrics.symlink_to("/etc/passwd")
@@ -252,7 +264,7 @@ def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_ri
         folder.metrics.unlink()
         nasty = '{"step": 60, "loss": NaN, "<b>key</b>": 3}\n' + "[" * 100_000 + "\n" + "x" * 3_000_000 + "\n"
         folder.metrics.write_text(rows + nasty)
-        found.tab.wait_for_selector("h2:has-text('<b>key</b>')", timeout=30_000)
+        found.tab.wait_for_selector("h2:has-text('<b>key</b>')")
         assert figure(found.tab, "steps").startswith("step 61 ")
 
 
@@ -290,37 +302,33 @@ def test_a_run_that_trains_is_followed_to_its_end_and_beyond(browser: Any, tmp_p
 
     process = train()
     try:
-        end = time.monotonic() + 90
-        while not folder.metrics.is_file():
-            assert time.monotonic() < end
-            assert process.poll() is None
-            time.sleep(0.05)
+        happens(folder.metrics.is_file, process)
         with running(str(folder.path)) as address, watching(browser, address.partition("#")[0]) as found:
             found.open("#/run")
             tab = found.tab
             steps = "Number(/[\\d,]+/.exec(document.querySelector('[data-figure=steps]')?.textContent)?.[0].replaceAll(',', ''))"
-            until(tab, f"{steps} > 5", 60)
+            until(tab, f"{steps} > 5")
             first = tab.evaluate(steps)
             points = tab.locator("svg[aria-label^='Loss'] path.line").get_attribute("d")
-            until(tab, f"{steps} > {first + 5}", 60)
+            until(tab, f"{steps} > {first + 5}")
             assert tab.locator("svg[aria-label^='Loss'] path.line").get_attribute("d") != points
             assert "training" in tab.locator(".state").inner_text()
-            until(tab, "/#\\d+ \\S/.test(document.querySelector('[aria-label=Ranks] svg').textContent)", 60)
-            tab.wait_for_selector("h2:has-text('One step over time')", timeout=90_000)
+            until(tab, "/#\\d+ \\S/.test(document.querySelector('[aria-label=Ranks] svg').textContent)")
+            tab.wait_for_selector("h2:has-text('One step over time')")
             process.terminate()
-            process.wait(60)
-            tab.wait_for_selector(".state:has-text('stopped')", timeout=60_000)
+            process.wait()
+            tab.wait_for_selector(".state:has-text('stopped')")
             stopped = len(folder.metrics.read_text().splitlines())
-            until(tab, f"{steps} === {stopped}", 30)
+            until(tab, f"{steps} === {stopped}")
             process = train()  # goes on from its checkpoint
-            until(tab, f"{steps} > {stopped}", 90)
+            until(tab, f"{steps} > {stopped}")
             rows = [json.loads(line)["step"] for line in folder.metrics.read_text().rpartition("\n")[0].splitlines()]
             assert rows == list(range(len(rows)))
-            table = httpx.post(found.address + "api/metrics", json={}, timeout=60).json()["steps"]
+            table = httpx.post(found.address + "api/metrics", json={}, timeout=None).json()["steps"]
             assert table == list(range(len(table))), "no step is lost or told twice"
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait()
 
 
 def test_without_a_name_the_newest_run_below_runs_is_shown(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,6 +18,7 @@ from fourfold.api.simulation import simulate
 from fourfold.config import UserError
 from fourfold.report.units import format_bytes
 from tests.support.explore_server import Watched, in_address, until
+from tests.support.waiting import processor_seconds
 
 SMALL = {
     "model.preset": "llama3.2-1b",
@@ -145,7 +145,7 @@ def test_what_405_billion_parameters_on_8_devices_would_take(watched: Watched) -
     tab.wait_for_selector("h1:has-text('Does not fit')")
     tab.get_by_role("button", name="What would it take?").click()
     take = tab.get_by_role("button", name=re.compile(r"Take [\d,]+ devices"))
-    take.wait_for(timeout=60_000)
+    take.wait_for()
     number = int(take.inner_text().split()[1].replace(",", ""))
     # optimizer states wait on the host: 6 bytes a parameter are 2.4 TB, 29 devices and more of 86 GB
     assert number >= 29
@@ -271,14 +271,14 @@ def test_the_search_is_shown_and_a_point_is_taken(watched: Watched) -> None:
     watched.open(place(SMALL))
     settled(tab)
     tab.get_by_role("button", name="Find the best").click()
-    tab.wait_for_selector("circle[role=button]", timeout=60_000)
+    tab.wait_for_selector("circle[role=button]")
     tab.locator("ol button.layout").nth(1).click()
     until(tab, "location.hash.includes('layout.recompute=')")
     tab.locator("circle[role=button]").first.focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector("circle[aria-pressed=true]")
     tab.get_by_role("button", name="Ask").click()
-    tab.wait_for_selector("ul[aria-label=Answers] li", timeout=60_000)
+    tab.wait_for_selector("ul[aria-label=Answers] li")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -306,11 +306,12 @@ def test_a_phone_has_no_sideways_scroll(watched: Watched) -> None:
 
 
 def test_a_slider_redraws_soon(watched: Watched) -> None:
-    """From the input to the figure's change, over a drag. The bound is loose, since tests share a machine; what was measured on a
-    quiet one stands in the docs."""
+    """From the input to the figure's change, over a drag: seconds of a processor, of browser and server, whoever else has the
+    machine. The docs have the times of a quiet one."""
     tab = watched.tab
     watched.open(place(EIGHT | {"layout.zero": "3"}))
     settled(tab)
+    begun = processor_seconds(os.getpid())
     times = tab.evaluate(
         """async () => {
           const slider = [...document.querySelectorAll('input[type=range]')].find(
@@ -319,22 +320,31 @@ def test_a_slider_redraws_soon(watched: Watched) -> None:
           const found = [];
           for (let round = 0; round < 20; round += 1) {
             const before = figure(), begun = performance.now();
-            slider.value = String((round * 2) % 5);
+            const next = String((round * 2) % 5);
+            if (slider.value === next) continue;
+            slider.value = next;
             slider.dispatchEvent(new Event('input', { bubbles: true }));
-            while (figure() === before && performance.now() - begun < 3000) await new Promise(requestAnimationFrame);
+            while (figure() === before) await new Promise(requestAnimationFrame);
             found.push(performance.now() - begun);
           }
           return found;
         }"""
     )
-    ordered = sorted(times)
-    print(f"redraw: median {ordered[10]:.0f} ms, p95 {ordered[18]:.0f} ms")
-    assert ordered[10] < 500
+    spent = (processor_seconds(os.getpid()) - begun) / len(times)
+    print(f"redraw: median {sorted(times)[len(times) // 2]:.0f} ms, {1000 * spent:.0f} ms of a processor")
+    assert len(times) >= 19
+    assert spent < 0.5
 
 
 def test_the_first_paint_is_soon(watched: Watched) -> None:
-    begun = time.monotonic()
-    watched.open()
-    paint = watched.tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0")
-    print(f"first contentful paint {paint:.0f} ms, heading {time.monotonic() - begun:.2f} s")
-    assert paint < 3000
+    """It waits for no answer of the server, and for few bytes. The docs have the time on a quiet machine."""
+    tab, held = watched.tab, list[Any]()
+    tab.route("**/api/*", lambda route: held.append(route))
+    tab.goto(watched.address)
+    until(tab, "performance.getEntriesByName('first-contentful-paint').length > 0")
+    files = "performance.getEntriesByType('resource').filter((each) => !each.name.includes('/api/'))"
+    loaded = tab.evaluate(f"{files}.reduce((sum, each) => sum + each.encodedBodySize, 0)")
+    print(f"{loaded / 1000:.0f} kB before the first paint")
+    assert loaded < 600_000
+    for route in held:
+        route.continue_()

@@ -1,6 +1,5 @@
 """The server that forks ranks, started before the run's folder is there."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from fourfold.config import load_run
 from fourfold.launch.rank_process import ForkServer, trial_environment
 from fourfold.launch.run_folder import RunFolder
 from fourfold.train.fork_server import Started, end_server, start_server
+from tests.support.waiting import until
 
 pytest.importorskip("torch")
 
@@ -30,10 +30,7 @@ def _folder(path: Path) -> RunFolder:
 
 
 def _wait(server: ForkServer) -> None:
-    deadline = time.monotonic() + 60
-    while not server.ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(server.ready)
 
 
 def _trial(server: ForkServer, log: Path) -> int:

@@ -58,7 +58,7 @@ def test_who_waits_is_answered_when_the_key_comes_and_holds_up_no_other_thread(s
         store.set(f"other {number}", "x")
     assert not found
     store_of(server).set("late", "here")
-    waiting.join(5)
+    waiting.join()
     assert found == [b"here"]
 
 

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 from tests.support.supervised import Supervised, write_run
+from tests.support.waiting import until
 
 
 def doctor(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def test_it_names_the_rank_that_all_others_wait_for(tmp_path: Path) -> None:
         assert healthy.returncode == 0, healthy.stdout + healthy.stderr
         assert "all ranks get on" in healthy.stdout
         run.signal_rank(1, signal.SIGSTOP)
-        time.sleep(1.5)
+        until(lambda: json.loads(doctor(run.out, "--json").stdout)["chain"] == [0, 1], run.process)
         sick = doctor(run.out, "--json")
         assert sick.returncode == 1, sick.stdout + sick.stderr
         found = json.loads(sick.stdout)

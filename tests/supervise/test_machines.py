@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 from tests.support.supervised import Supervised, free_port, left_by, on_machines, read_lines, write_run
+from tests.support.waiting import until
 
 STEPS = 30
 
@@ -126,10 +126,7 @@ def test_no_process_outlives_a_leader_that_is_killed(run_file: Path, tmp_path: P
         pids = leader.pids
         leader.process.kill()
         other.wait_until(lambda: "machine 0 has not answered" in other.printed)
-        deadline = time.monotonic() + 5
-        while any(Path(f"/proc/{pid}").exists() for pid in pids):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 @pytest.mark.faults
@@ -142,12 +139,9 @@ def test_under_torchrun_ranks_are_supervised_too(run_file: Path, undisturbed, tm
     with open(tmp_path / "printed", "w") as printed:
         process = subprocess.Popen([sys.executable, "-m", *words, *train], stdout=printed, stderr=printed)
     try:
-        deadline = time.monotonic() + 60
-        while not (seen.pids and min(p.step for p in seen.positions) > 6):
-            assert time.monotonic() < deadline, (tmp_path / "printed").read_text()
-            time.sleep(0.01)
+        until(lambda: seen.pids and min(p.step for p in seen.positions) > 6, process)
         os.kill(seen.pids[1], signal.SIGKILL)
-        assert process.wait(60) == 0, (tmp_path / "printed").read_text()
+        assert process.wait() == 0, (tmp_path / "printed").read_text()
     finally:
         process.kill()
         process.wait()

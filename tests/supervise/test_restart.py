@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from tests.support.supervised import GUARD_SECONDS, Supervised, left_by, read_lines, write_run
+from tests.support.supervised import Supervised, left_by, read_lines, write_run
+from tests.support.waiting import until
 
 STEPS = 30
 
@@ -118,10 +119,7 @@ def test_no_process_outlives_the_supervisor(run_file, tmp_path) -> None:
         run.signal_rank(1, signal.SIGSTOP)
         run.process.kill()
         run.process.wait()
-    deadline = time.monotonic() + GUARD_SECONDS
-    while any(map(is_alive, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(map(is_alive, pids)))
 
 
 def parent_of(pid: int) -> int:

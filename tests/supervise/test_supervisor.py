@@ -14,6 +14,7 @@ from fourfold.config.schema import FaultsSection
 from fourfold.launch.run_folder import RunFolder
 from fourfold.supervise.signals import LaunchOutcome
 from fourfold.supervise.supervisor import supervise
+from tests.support.waiting import until
 
 FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"
 ONCE = FaultsSection(attempts=1)
@@ -79,7 +80,9 @@ def test_a_rank_that_says_nothing_is_quoted_from_its_log(folder: RunFolder) -> N
 def test_ranks_that_do_not_end_when_another_failed_are_killed_after_the_grace(folder: RunFolder) -> None:
     start = time.monotonic()
     assert launch(folder, "deaf:1:it broke", grace=0.5) == LaunchOutcome(1, "it broke")
-    assert 0.5 <= time.monotonic() - start < 5
+    assert time.monotonic() - start >= 0.5, (
+        "they had their grace; and that it returned says that they were killed: none ends itself"
+    )
     assert not any(map(is_alive, pids(folder)))
 
 
@@ -132,14 +135,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(folder: RunFolder) -> None:
         "supervise(RunFolder(Path(sys.argv[1])), 2, 1, FaultsSection(), command=[sys.executable, sys.argv[2], 'deaf'])"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(folder.path), str(FAKE)])
-    wait_until(lambda: len(pids(folder)) == 2)
+    until(lambda: len(pids(folder)) == 2, launcher)
     launcher.kill()
     launcher.wait()
-    wait_until(lambda: not any(map(is_alive, pids(folder))))
-
-
-def wait_until(condition, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+    until(lambda: not any(map(is_alive, pids(folder))))

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from fourfold.train.measured import read_measured
 from fourfold.train.sample import generate
 from tests.support.reference_optimizers import REFERENCES
 from tests.support.training_ranks import TrainingRank, start_training
+from tests.support.waiting import until
 
 RUN = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 48},
@@ -65,14 +65,9 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:
-    deadline = time.time() + seconds
-    while time.time() < deadline:
-        path = out / "metrics.jsonl"
-        if path.exists() and len(path.read_text().splitlines()) > step:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"step {step} was not reached in {seconds} s")
+def wait_for_step(out: Path, step: int) -> None:
+    metrics = out / "metrics.jsonl"
+    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > step)
 
 
 EXPERTS = {

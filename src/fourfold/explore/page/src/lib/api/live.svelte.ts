@@ -1,4 +1,7 @@
-/** A document that follows the controls: one request in flight, the latest state wins, the last answer stays until the next. */
+/**
+ * A document that comes after those that a page shows at once (`Shown`): one request in flight, the latest wins. Whoever shows it asks
+ * `answers` first: until the next answer, the last one is of another request.
+ */
 
 import type { Documents } from "$generated/documents.ts";
 import { ask, Refused } from "./client.ts";
@@ -8,6 +11,9 @@ import { ask, Refused } from "./client.ts";
  * latest after the second. A shorter one is let finish, so that dragging redraws.
  */
 const PATIENCE_MS = [250, 1000] as const;
+/** How long a request may run that a newer one waits for, given how long the last one took. */
+export const patience = (milliseconds: number): number =>
+  Math.min(Math.max(1.3 * milliseconds, PATIENCE_MS[0]), PATIENCE_MS[1]);
 /** So many answers tell how slow the next one may be: a server that knows parts of one gives it sooner. */
 const LATEST = 8;
 
@@ -22,7 +28,8 @@ export class Live<Name extends keyof Documents> {
   #latest: readonly number[] = [];
   #name: Name;
   #view: string;
-  #shown = "";
+  /** The request that was answered last. */
+  #shown = $state("");
   #flying: { key: string; since: number; abort: AbortController } | undefined;
   #next: string | undefined;
   #timer: ReturnType<typeof setTimeout> | undefined;
@@ -30,6 +37,11 @@ export class Live<Name extends keyof Documents> {
   constructor(name: Name, view: string = name) {
     this.#name = name;
     this.#view = view;
+  }
+
+  /** Whether what this holds, a document or an error, is the answer to this request. */
+  answers(body: object | undefined): boolean {
+    return body !== undefined && this.#shown === JSON.stringify(body);
   }
 
   /** Wants the document of this request; call it in an `$effect`. `undefined`: none. */
@@ -51,8 +63,7 @@ export class Live<Name extends keyof Documents> {
     if (this.#flying === undefined) void this.#fly();
     else {
       clearTimeout(this.#timer);
-      const patience = Math.min(Math.max(1.3 * this.milliseconds, PATIENCE_MS[0]), PATIENCE_MS[1]);
-      const rest = patience - (performance.now() - this.#flying.since);
+      const rest = patience(this.milliseconds) - (performance.now() - this.#flying.since);
       const { abort } = this.#flying;
       this.#timer = setTimeout(() => this.#next !== undefined && abort.abort(), Math.max(0, rest));
     }

@@ -1,6 +1,7 @@
 /** What the person looks at on this page; the address holds it. */
 
 import { catalog } from "$lib/api/catalog.svelte.ts";
+import { Shown } from "$lib/api/shown.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { editing } from "../strategy/editing.svelte.ts";
 
@@ -12,13 +13,20 @@ export interface View {
 }
 export const WHOLE: View = { scale: 1, x: 0.5, y: 0.5 };
 
-const number = (key: string): number | undefined => {
-  const text = session.get(`cluster.${key}`);
-  const found = Number(text);
-  return text === undefined || text === "" || !Number.isFinite(found) ? undefined : found;
-};
-
 class Choice {
+  #get: (key: string) => string | undefined;
+
+  /** `get`: a parameter of the state whose choices these are. */
+  constructor(get: (key: string) => string | undefined) {
+    this.#get = get;
+  }
+
+  #number(key: string): number | undefined {
+    const text = this.#get(`cluster.${key}`);
+    const found = Number(text);
+    return text === undefined || text === "" || !Number.isFinite(found) ? undefined : found;
+  }
+
   /** The setup's cluster: stated, or that of its run, which the catalog knows. */
   get cluster(): string | undefined {
     const waits = session.get("run") !== undefined && catalog.document === undefined;
@@ -26,42 +34,42 @@ class Choice {
   }
 
   get axes(): string | undefined {
-    return session.get("cluster.axes");
+    return this.#get("cluster.axes");
   }
 
   get rank(): number {
-    return Math.max(0, Math.floor(number("rank") ?? 0));
+    return Math.max(0, Math.floor(this.#number("rank") ?? 0));
   }
 
   get view(): View {
-    const [scale, x, y] = (session.get("cluster.view") ?? "").split(",").map(Number);
+    const [scale, x, y] = (this.#get("cluster.view") ?? "").split(",").map(Number);
     const valid = [scale, x, y].every((each) => Number.isFinite(each));
     return valid && scale !== undefined && scale >= 1 ? { scale, x: x ?? 0.5, y: y ?? 0.5 } : WHOLE;
   }
 
   get segment(): string {
-    return session.get("cluster.segment") ?? "";
+    return this.#get("cluster.segment") ?? "";
   }
 
   get kernel(): string | undefined {
-    return session.get("cluster.kernel");
+    return this.#get("cluster.kernel");
   }
 
   get causal(): boolean {
-    return session.get("cluster.causal") !== "0";
+    return this.#get("cluster.causal") !== "0";
   }
 
   get order(): "2022" | "2023" {
-    return session.get("cluster.order") === "2022" ? "2022" : "2023";
+    return this.#get("cluster.order") === "2022" ? "2022" : "2023";
   }
 
   get frame(): number {
-    return Math.max(0, Math.floor(number("frame") ?? 40));
+    return Math.max(0, Math.floor(this.#number("frame") ?? 40));
   }
 
   /** A size of the attention that is looked at; undefined: the model's. */
   size(key: "tokens" | "heads" | "head_dim" | "fast_kb"): number | undefined {
-    return number(key);
+    return this.#number(key);
   }
 
   /** Changes keys of this page. */
@@ -81,4 +89,15 @@ class Choice {
   }
 }
 
-export const choice = new Choice();
+/** What the controls stand at. */
+export const choice = new Choice((key) => session.get(key));
+/** What is shown. */
+export const page = new Shown("cluster", {
+  machine: "cluster",
+  groups: "groups",
+  step: "simulate",
+  roofline: "roofline",
+  attention: "attention",
+});
+/** The choices that are shown: those of its documents. */
+export const shown = new Choice((key) => page.params[key]);

@@ -1,7 +1,9 @@
 /** What the person chose on this page; the address holds it. */
 
 import { catalog } from "$lib/api/catalog.svelte.ts";
+import { Shown } from "$lib/api/shown.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
+import { plainName } from "$lib/units.ts";
 
 export const KINDS = [
   { value: "all_reduce", label: "all-reduce" },
@@ -11,70 +13,77 @@ export const KINDS = [
 ] as const;
 export type Kind = (typeof KINDS)[number]["value"];
 
-const number = (key: string, otherwise: number): number => {
-  const found = Number(session.get(`collectives.${key}`) ?? otherwise);
-  return Number.isFinite(found) ? found : otherwise;
-};
-
 class Choice {
+  #get: (key: string) => string | undefined;
+
+  /** `get`: a parameter of the state whose choices these are. */
+  constructor(get: (key: string) => string | undefined) {
+    this.#get = get;
+  }
+
+  #number(key: string, otherwise: number): number {
+    const found = Number(this.#get(`collectives.${key}`) ?? otherwise);
+    return Number.isFinite(found) ? found : otherwise;
+  }
+
   get kind(): Kind {
-    const found = session.get("collectives.kind");
+    const found = this.#get("collectives.kind");
     return KINDS.find(({ value }) => value === found)?.value ?? "all_reduce";
   }
 
   get algorithm(): string | undefined {
-    return session.get("collectives.algorithm");
+    return this.#get("collectives.algorithm");
   }
 
   get ranks(): number {
-    return number("ranks", 8);
+    return this.#number("ranks", 8);
   }
 
   get perNode(): number {
-    return number("per_node", 4);
+    return this.#number("per_node", 4);
   }
 
   get bytes(): number {
-    return number("bytes", 1e9);
+    return this.#number("bytes", 1e9);
   }
 
   /** Steps that have been taken. */
   get step(): number {
-    return Math.max(0, Math.round(number("step", 1)));
+    return Math.max(0, Math.round(this.#number("step", 1)));
   }
 
   /** Degrees of an axis that cuts a block. */
   get tp(): number {
-    return number("tp", 4);
+    return this.#number("tp", 4);
   }
 
   get cp(): number {
-    return number("cp", 4);
+    return this.#number("cp", 4);
   }
 
   get ep(): number {
-    return number("ep", 4);
+    return this.#number("ep", 4);
   }
 
   get sequenceParallel(): boolean {
-    return session.get("collectives.sequence") !== "off";
+    return this.#get("collectives.sequence") !== "off";
   }
 
   /** Where a walk through a block, a ring or an exchange stands. */
   at(key: string, otherwise: number): number {
-    return Math.max(0, Math.round(number(key, otherwise)));
+    return Math.max(0, Math.round(this.#number(key, otherwise)));
   }
 
   /** A share of the training step. */
   get moment(): number {
-    return Math.min(1, Math.max(0, number("moment", 45) / 100));
+    return Math.min(1, Math.max(0, this.#number("moment", 45) / 100));
   }
 
   /** This page's, else that of the setup, without its number of devices. */
   get cluster(): string {
-    const run = session.get("run")?.replace(/^preset:/, "");
+    const run = this.#get("run")?.replace(/^preset:/, "");
     const preset = catalog.document?.presets.find(({ name }) => name.replace(/^preset:/, "") === run);
-    const named = session.get("collectives.cluster") ?? session.get("cluster") ?? preset?.cluster;
+    const named = this.#get("collectives.cluster") ?? this.#get("cluster") ?? preset?.cluster;
     return named?.split(":")[0] || "dgx-h100";
   }
 
@@ -85,7 +94,26 @@ class Choice {
   }
 }
 
-export const choice = new Choice();
+/** What the controls stand at. */
+export const choice = new Choice((key) => session.get(key));
+/** What is shown: the collective's steps, ZeRO in its stages, a block cut three ways. */
+export const page = new Shown("collectives", {
+  steps: "collective",
+  "ZeRO-0": "simulate",
+  "ZeRO-1": "simulate",
+  "ZeRO-2": "simulate",
+  "ZeRO-3": "simulate",
+  HSDP: "simulate",
+  tensor: "block",
+  context: "block",
+  expert: "block",
+});
+/** The choices that are shown: those of its documents. */
+export const shown = new Choice((key) => page.params[key]);
+
+/** The model's name in the state that is shown, or what stands for one. */
+export const modelShown = (otherwise: string): string =>
+  page.params.run ? plainName(page.params.run) : (page.params["model.preset"] ?? otherwise);
 
 /** The request for the document. */
 export function asked(): object {

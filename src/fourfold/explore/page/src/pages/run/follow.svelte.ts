@@ -3,11 +3,14 @@
 import type { ComparisonDocument, RunDocument } from "$generated/documents.ts";
 import { ask, Refused } from "$lib/api/client.ts";
 import { isFile } from "$lib/api/embedded.ts";
+import type { Range } from "./range.ts";
 
 const [SOON_MS, LATE_MS, GROWTH] = [1000, 15_000, 1.5] as const;
 
 export class Follow {
   run = $state.raw<RunDocument | undefined>();
+  /** The steps that the curves of `run` were asked for. */
+  range = $state.raw<Range | undefined>();
   comparison = $state.raw<ComparisonDocument | undefined>();
   /** Why there is no run, and why there is no comparison. */
   error = $state("");
@@ -17,13 +20,13 @@ export class Follow {
   lost = $state(false);
   #delay: number = SOON_MS;
   #timer: ReturnType<typeof setTimeout> | undefined;
-  #range: { first?: number; last?: number } = {};
+  #range: Range | undefined;
   #asking = 0;
   #measured: number | null = null;
 
   /** Follows, with curves of these steps; gives what ends it. */
-  start(range: readonly [number, number] | undefined): () => void {
-    this.#range = range ? { first: range[0], last: range[1] } : {};
+  start(range: Range | undefined): () => void {
+    this.#range = range;
     this.#delay = SOON_MS;
     void this.#look();
     const seen = (): void => {
@@ -45,16 +48,24 @@ export class Follow {
   async #look(): Promise<void> {
     this.#asking += 1;
     const turn = this.#asking;
+    const range = this.#range;
     try {
-      const found = await ask("run", this.#range, "run.state");
+      const found = await ask("run", range ? { first: range[0], last: range[1] } : {}, "run.state");
       if (turn !== this.#asking) return;
-      this.#delay = changed(this.run, found) ? SOON_MS : Math.min(this.#delay * GROWTH, LATE_MS);
-      this.run = found;
-      this.error = "";
-      this.lost = false;
-      if (found.measured_time !== null && found.measured_time !== this.#measured && !this.comparing) {
-        this.#measured = found.measured_time;
-        void this.#compare();
+      const isMeasured = found.measured_time !== null && found.measured_time !== this.#measured;
+      const show = (): void => {
+        this.#delay = changed(this.run, found) ? SOON_MS : Math.min(this.#delay * GROWTH, LATE_MS);
+        this.run = found;
+        this.range = range;
+        this.error = "";
+        this.lost = false;
+      };
+      // a run is shown with the comparison of what it has measured, and before there is any without one
+      if (!isMeasured || this.comparison === undefined) show();
+      if (isMeasured) {
+        await this.#compare(turn, found.measured_time);
+        if (turn !== this.#asking) return;
+        show();
       }
     } catch (error) {
       if (turn !== this.#asking) return;
@@ -65,14 +76,19 @@ export class Follow {
     this.#again(this.#delay);
   }
 
-  async #compare(): Promise<void> {
+  async #compare(turn: number, measured: number | null): Promise<void> {
     this.comparing = true;
     try {
-      this.comparison = await ask("comparison", {}, "run.comparison");
+      const found = await ask("comparison", {}, "run.comparison");
+      if (turn !== this.#asking) return;
+      this.comparison = found;
       this.comparisonError = "";
+      this.#measured = measured;
     } catch (error) {
+      if (turn !== this.#asking) return;
+      this.comparison = undefined;
       this.comparisonError = error instanceof Error ? error.message : String(error);
-      if (!(error instanceof Refused && error.status === 200)) this.#measured = null; // asked again later
+      if (error instanceof Refused && error.status === 200) this.#measured = measured; // else asked again later
     }
     this.comparing = false;
   }

@@ -78,6 +78,16 @@ class Editing {
 
 export const editing = new Editing();
 
+/** Whether a state compares two layouts, and whether its controls change the second. */
+export const compares = (params: Params): boolean => params["strategy.compare"] === "1";
+export const editsSecond = (params: Params): boolean => compares(params) && params["strategy.edit"] === "b";
+
+/** Everything that the layout being edited states, in a state that is shown. */
+export function valuesOf(params: Params): Params {
+  const first = statedIn(params, presetOf(params.run));
+  return editsSecond(params) ? { ...first, ...secondKeys(params) } : first;
+}
+
 /** Whether a control stands for a key that may be changed: one of a few, or any. */
 export const isOpen = (only: readonly string[] | undefined, key: string): boolean =>
   only === undefined || only.includes(key);

@@ -1,1 +1,0 @@
-import{J as e,K as t,M as n,P as r,U as i,Y as a,it as o,j as s}from"./index-CEXUBPeE.js";var c=r(`<header class="svelte-1ebao2x"><h1 class="svelte-1ebao2x"> </h1> <p class="svelte-1ebao2x"> </p></header>`);function l(r,l){var u=c(),d=t(u),f=e(d,!0),p=a(d,2),m=e(p,!0);o(u),i(()=>{s(f,l.title),s(m,l.lead)}),n(r,u)}export{l as t};
