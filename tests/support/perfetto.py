@@ -73,11 +73,11 @@ class Perfetto:
         context = browser.new_context(service_workers="block")
         tab = context.new_page()
         tab.goto(address)
-        until(tab, "window.app !== undefined", 60.0)
+        until(tab, "window.app !== undefined")
         # Until then it may still go to its first page, and forget a trace.
         tab.get_by_text("Open trace file").first.wait_for(state="attached")
         tab.evaluate(OPEN, trace)
-        until(tab, "window.app.trace?.engine !== undefined && !window.app.isLoadingTrace", 120.0)
+        until(tab, "window.app.trace?.engine !== undefined && !window.app.isLoadingTrace")
         yield cls(tab)
         context.close()
 
