@@ -8,11 +8,11 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train explore page page-types page-check test test-rest test-benchmarks test-all tests-of mutants test-faults test-slurm test-exports lint docs wheel benchmark clean help
+.PHONY: train explore page page-types page-check test test-rest test-benchmarks test-all tests-of test-faults test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
-	@echo "make explore    the page on which to change a layout and see memory, time and communication (Node.js is installed if need be)"
+	@echo "make explore    the page on which to change a layout and see memory, time and communication"
 	@echo "make page       build that page anew after a change of its sources (takes Node.js, or installs it); make page-check: compare, and check"
 	@echo "make test       every law, on a cover of its cases, on $(WORKERS) processes"
 	@echo "make tests-of FILE  the tests that execute a file of src, those that execute much of it first"
@@ -44,7 +44,8 @@ page-types: $(VENV)/test-ready
 
 # What other targets run: long ones, cases beyond a cover of a grid, and what looks at the page or at the documentation.
 LONGER = sweep or faults or rest or page or docs
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+SPREAD = -n $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest $(SPREAD)
 
 test: $(VENV)/test-ready $(VENV)/browser-ready
 	$(PYTEST) -m "not ($(LONGER))" --ignore tests/benchmarks $(ARGS)
@@ -60,7 +61,7 @@ test-faults: $(VENV)/test-ready
 
 # Every test, and which lines each one executes: tests/reach.json, from which `make tests-of` finds the tests of a file.
 test-all: $(VENV)/test-ready $(VENV)/browser-ready $(VENV)/page-ready
-	$(BIN)/python -m tools.reach record -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m tools.reach record $(SPREAD) $(ARGS)
 
 tests-of: $(VENV)/test-ready
 	@$(BIN)/python -m tools.reach of $(filter-out tests-of,$(MAKECMDGOALS)) $(ARGS)
@@ -70,9 +71,6 @@ ifeq (tests-of,$(firstword $(MAKECMDGOALS)))
 .PHONY: $(filter-out tests-of,$(MAKECMDGOALS))
 $(filter-out tests-of,$(MAKECMDGOALS)): ;@:
 endif
-
-mutants: $(VENV)/test-ready
-	$(BIN)/python -m tools.mutants $(ARGS)
 
 test-slurm: $(VENV)/test-ready
 	$(BIN)/python -m tools.check_slurm

@@ -68,7 +68,7 @@ CAUSES = (
     (
         r"ensurepip is not available|No module named '?(venv|ensurepip)|No module named pip",
         "this Python came without venv or pip",
-        "apt-get install python3-venv (Debian, Ubuntu), or another Python: make PYTHON=python{newest} {goal}",
+        "apt-get install python3-venv (Debian, Ubuntu), or another Python: make PYTHON=python3.12 {goal}",
     ),
     (
         r"NewConnectionError|Failed to establish a new connection|Temporary failure in name resolution|Connection refused"
@@ -115,7 +115,7 @@ def explain(output, venv, goal):
             return (
                 line[:300],
                 cause,
-                advice.format(venv=venv, goal=goal, tmp=os.environ.get("TMPDIR", "/tmp"), newest="3.12"),
+                advice.format(venv=venv, goal=goal, tmp=os.environ.get("TMPDIR", "/tmp")),
             )
     return None, None, f"see the lines above; then make {goal} again, which goes on with this step"
 

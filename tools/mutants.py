@@ -29,7 +29,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tools.mutation_sites import ROOT, Mutant, drawn
+from tools.mutation_sites import ROOT, Mutant, drawn, sites_of
 from tools.reach import Reach
 
 SOURCE = ROOT / "src" / "fourfold"
@@ -96,8 +96,6 @@ def placed(mutant: Mutant, source: str) -> str | None:
     """The source with the mutant in it, also where lines above it have moved; None where its text is gone."""
     if source[mutant.start : mutant.end] == mutant.old:
         return mutant.applied(source)
-    from tools.mutation_sites import sites_of
-
     again = next((each for each in sites_of(mutant.path, source) if each.name == mutant.name), None)
     return again.applied(source) if again else None
 

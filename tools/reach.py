@@ -50,15 +50,20 @@ def main(arguments: Sequence[str]) -> int:
 def record(arguments: Sequence[str]) -> int:
     """Runs pytest with every process watched, then renews the map; the exit code is pytest's."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    (FOLDER / "data").mkdir(parents=True)
-    settings = FOLDER / "coverage.ini"
-    settings.write_text(_SETTINGS.format(source=ROOT / "src" / "fourfold", folder=FOLDER), encoding="utf-8")
-    watched = {**os.environ, "FOURFOLD_REACH": str(FOLDER), "COVERAGE_PROCESS_START": str(settings)}
+    watched = {**os.environ, **watching(FOLDER, ROOT / "src" / "fourfold")}
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.reach", *arguments]
     code = subprocess.run(command, cwd=ROOT, env=watched, check=False).returncode
     gather(FOLDER, ROOT)
     MAP.write_text(json.dumps(map_of(Reach(FOLDER)), separators=(",", ":")).replace("],", "],\n") + "\n", "utf-8")
     return code
+
+
+def watching(folder: Path, source: Path) -> dict[str, str]:
+    """Variables that have every process of a suite watched while it executes files below `source`; data goes to `folder`."""
+    (folder / "data").mkdir(parents=True)
+    settings = folder / "coverage.ini"
+    settings.write_text(_SETTINGS.format(source=source, folder=folder), encoding="utf-8")
+    return {"FOURFOLD_REACH": str(folder), "COVERAGE_PROCESS_START": str(settings)}
 
 
 def run_tests_of(wanted: str, arguments: Sequence[str]) -> int:

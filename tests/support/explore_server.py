@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from fourfold.explore.server import PAGE
+from tests.support import waiting
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -90,12 +90,7 @@ def watching(browser: Any, address: str, **options: Any) -> Iterator[Watched]:
 def until(tab: Any, expression: str) -> None:
     """Waits for an expression to hold, as long as the suite lets a test last: how long a page takes is the machine's load.
     (`wait_for_function` evaluates text in the page, which its policy forbids.)"""
-    try:
-        while not tab.evaluate(expression):
-            time.sleep(0.01)
-    except BaseException:
-        print(f"still not: {expression}")
-        raise
+    waiting.until(lambda: tab.evaluate(expression), message=f"still not: {expression}")
 
 
 def in_address(tab: Any, text: str) -> None:

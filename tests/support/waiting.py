@@ -10,15 +10,18 @@ from subprocess import Popen
 from typing import Any
 
 
-def until(condition: Callable[[], Any], alive: Popen[Any] | None = None) -> None:
-    """Returns once the condition holds. `alive`: a process that brings it about; fails where that has ended without."""
+def until(
+    condition: Callable[[], Any], alive: Popen[Any] | None = None, message: str = "it did not come to hold"
+) -> None:
+    """Returns once the condition holds. `alive`: a process that brings it about; fails where that has ended without. `message`:
+    printed where the wait is cut off."""
     try:
         while not condition():
             ended = alive is not None and alive.poll() is not None
             assert not ended or condition(), f"the process ended with {alive.returncode if alive else 0} before it held"
             time.sleep(0.01)
     except BaseException:
-        print("it did not come to hold")
+        print(message)
         raise
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tools.reach import MAP, MOST_TESTS, Reach, function_lines, gather, main, map_of
+from tools.reach import MAP, MOST_TESTS, Reach, function_lines, gather, main, map_of, watching
 
 ROOT = MAP.parents[1]
 MODULE = """VALUE = 1
@@ -63,12 +63,7 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Reach:
     (folder / "src").mkdir()
     (folder / "src" / "module.py").write_text(MODULE)
     (folder / "test_module.py").write_text(TESTS)
-    (folder / "data").mkdir()
-    (folder / "coverage.ini").write_text(
-        f"[run]\ninclude = {folder}/src/*\nparallel = true\npatch = fork, _exit\ncontext = ${{PYTEST_CURRENT_TEST-}}\n"
-        f"data_file = {folder}/data/c\ndisable_warnings = no-data-collected, module-not-measured\n"
-    )
-    watched = {"FOURFOLD_REACH": str(folder), "COVERAGE_PROCESS_START": str(folder / "coverage.ini")}
+    watched = watching(folder, folder / "src")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COVERAGE_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.reach", "-p", "no:cacheprovider"]
     done = subprocess.run(

@@ -115,6 +115,11 @@ def group_files(size: int) -> int:
     return _GLOO_FILES + size - 1 + _LATER_FILES
 
 
+def require_group_files(size: int) -> None:
+    """Raises `FinalFailure` where a rank could not open the files of a gloo group of `size` ranks, before it makes the group."""
+    require_files("a rank", group_files(size))
+
+
 def _can_open(more: int) -> bool:
     opened: list[int] = []
     try:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fourfold.config.errors import group_files, require_files
+from fourfold.config.errors import require_group_files
 from fourfold.layout import Layout
 from fourfold.model.parallel import Pending
 
@@ -138,7 +138,7 @@ class TorchLinks:
 
     def _group(self, ranks: Sequence[int]) -> Any:
         if not self._native:
-            require_files("a rank", group_files(len(ranks)))
+            require_group_files(len(ranks))
         device = self._device if len(ranks) > 1 else None
         return dist.new_group(list(ranks), timeout=self._timeout, use_local_synchronization=True, device_id=device)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.checkpoint.file_bytes import bytes_of
-from fourfold.config.errors import group_files, require_files
+from fourfold.config.errors import require_group_files
 from fourfold.runtime.memory_file import MemoryFile
 
 _PIECE_BYTES = 1 << 23
@@ -22,7 +22,7 @@ class MemoryTransfer:
 
     def __init__(self, memory: MemoryFile, timeout_seconds: float) -> None:
         self._memory = memory
-        require_files("a rank", group_files(dist.get_world_size()))
+        require_group_files(dist.get_world_size())
         self._group = dist.new_group(timeout=timedelta(seconds=timeout_seconds), backend="gloo")
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
 

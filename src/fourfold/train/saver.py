@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fourfold.checkpoint import SaveFailure
 from fourfold.config import RunConfig
-from fourfold.config.errors import group_files, require_files
+from fourfold.config.errors import require_group_files
 from fourfold.program.view import RankView
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
@@ -56,7 +56,7 @@ class Saver:
         self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
         self._group = None
         if self.beside_training and view.spec.layout.world_size > 1:  # training's own collectives go on meanwhile
-            require_files("a rank", group_files(view.spec.layout.world_size))
+            require_group_files(view.spec.layout.world_size)
             self._group = dist.new_group(timeout=timedelta(seconds=config.run.timeout_seconds), backend="gloo")
         self._host: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fourfold.config import FinalFailure, UserError
-from fourfold.config.errors import group_files, require_files
+from fourfold.config.errors import require_group_files
 from fourfold.config.schema import RunSection
 from fourfold.rendezvous.frames import SECRET
 from fourfold.rendezvous.store import SecretStore
@@ -99,7 +99,7 @@ def init_rank_context(section: RunSection) -> RankContext:
     store = dist.PrefixStore(f"fourfold/{generation()}", base)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "gloo":
-        require_files("a rank", group_files(world_size))
+        require_group_files(world_size)
     dist.init_process_group(
         backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout
     )
