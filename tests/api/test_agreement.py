@@ -41,6 +41,9 @@ PLANNED = {
     "nothing fits": ("preset:llama3-70b", (), {"cluster": "dgx-h100:8", "budget": 2.0}),
 }
 
+LARGE = {"a preset on its own cluster", "another cluster", "overrides", "software", "a model"}
+"""Cases that are only larger than others; `make test-rest` runs them."""
+
 
 @pytest.fixture
 def machine(here: Path) -> None:
@@ -66,7 +69,7 @@ def same(document: dict) -> dict:
     return {key: each for key, each in json.loads(json.dumps(document)).items() if key != "search_seconds"}
 
 
-@pytest.mark.parametrize("case", SIMULATED)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.rest) if c in LARGE else c for c in SIMULATED])
 def test_simulate(case: str, fourfold, machine) -> None:
     run, overrides, arguments = SIMULATED[case]
     document = printed(fourfold("simulate", run, *overrides, *options(arguments), "--json"))
@@ -81,7 +84,7 @@ def test_simulate_with_memory_over_time(fourfold) -> None:
     assert same(ff.simulate("run.toml", cluster="dgx-h100").to_json(memory_curves=True)) == printed(command)
 
 
-@pytest.mark.parametrize("case", PLANNED)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.rest) if c in LARGE else c for c in PLANNED])
 def test_plan(case: str, fourfold, here: Path) -> None:
     run, overrides, arguments = PLANNED[case]
     command = fourfold("plan", *([run] if run else []), *overrides, *options(arguments), "--json")
@@ -91,9 +94,8 @@ def test_plan(case: str, fourfold, here: Path) -> None:
 
 
 def test_a_planned_run_is_the_file_that_the_command_writes(fourfold, here: Path) -> None:
-    arguments = {"model": "llama3-8b", "cluster": "dgx-h100:16", "sequence_length": 8192, "batch_sequences": 64}
-    result = ff.plan(**arguments)
-    fourfold("plan", *options(arguments), "--out", "planned.toml")
+    result = ff.plan("run.toml", cluster="dgx-h100:4")
+    fourfold("plan", "run.toml", "--cluster", "dgx-h100:4", "--out", "planned.toml")
     step = ff.simulate(result.run())
     assert step.step_seconds == ff.simulate("planned.toml").step_seconds == result.best.seconds
     assert step.memory_bytes == result.best.memory_bytes

@@ -45,7 +45,7 @@ def server() -> Iterator[str]:
         process.wait()
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+@pytest.fixture(params=["memory", pytest.param("file", marks=pytest.mark.rest), "s3"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = f"runs-{secrets.token_hex(4)}"
     if request.param == "memory":

@@ -1,22 +1,25 @@
-"""The arguments of a small model's plan, and the document that the command prints."""
+"""The arguments of a small model's plan, and what the command prints."""
 
 import json
-from copy import deepcopy
 
-SMALL = (
-    "--model", "llama3-8b", "--cluster", "dgx-h100:16", "--sequence-length", "8192", "--batch-sequences", "64", "--keep", "3",
-)  # fmt: skip
-_ASKED: dict[tuple[str, ...], dict] = {}
+ASKED = ("--model", "llama3-8b", "--cluster", "dgx-h100:16", "--sequence-length", "8192", "--batch-sequences", "64")
+SMALL = (*ASKED, "--budget", "1", "--keep", "3")
+"""The same with a search of half the work."""
+_ASKED: dict[tuple[str, ...], str] = {}
 
 
 def document(fourfold, *arguments: str) -> dict:
-    """Answer of `fourfold plan`. A question that names no file is asked once: the answer depends on its words alone."""
+    """The document that `fourfold plan` prints."""
+    return json.loads(text(fourfold, *arguments, "--json"))
+
+
+def text(fourfold, *arguments: str) -> str:
+    """What `fourfold plan` prints. A question that names no file is asked once: the answer depends on its words alone."""
     is_about_files = any(each.endswith((".toml", ".json")) or each == "--out" or "/" in each for each in arguments)
     if is_about_files or arguments not in _ASKED:
-        result = fourfold("plan", *arguments, "--json")
+        result = fourfold("plan", *arguments)
         assert result.code == 0, result.err
-        found = json.loads(result.out)
         if is_about_files:
-            return found
-        _ASKED[arguments] = found
-    return deepcopy(_ASKED[arguments])
+            return result.out
+        _ASKED[arguments] = result.out
+    return _ASKED[arguments]

@@ -8,27 +8,27 @@ import pytest
 import tomli_w
 
 from tests.calibrate.machine_table import cluster
-from tests.cli.planning import SMALL, document
+from tests.cli.planning import SMALL, document, text
 from tests.export.launched import launched
 
 
 def test_the_text_is_the_document(fourfold) -> None:
     found = document(fourfold, *SMALL, "--explain", "tp=8", "--explain", "tp=3")
-    text = fourfold("plan", *SMALL, "--explain", "tp=8", "--explain", "tp=3").out
+    printed = text(fourfold, *SMALL, "--explain", "tp=8", "--explain", "tp=3")
     assert len(found["best"]) == 3
     for each in found["best"]:
-        assert each["words"] in text
+        assert each["words"] in printed
         assert each["memory_bytes"] <= found["memory_limit_bytes"]
         rate = found["tokens"] / each["step_seconds"] / 16
         assert each["tokens_per_second_per_device"] == pytest.approx(rate)
-    assert f"{found['counts']['layouts']:,} layouts" in text
+    assert f"{found['counts']['layouts']:,} layouts" in printed
     baseline = found["heuristic_baseline"]  # 8B parameters on 16 devices of 80 GB: FSDP
     assert (baseline["layout"]["tp"], baseline["layout"]["zero"], baseline["layout"]["dp_shard"]) == (1, 3, 16)
-    assert baseline["words"] in text
+    assert baseline["words"] in printed
     first, second = found["explanations"]
     assert first["layout"]["layout"]["tp"] == 8
     assert second["layout"] is None
-    assert second["refused"] in " ".join(text.split())
+    assert second["refused"] in " ".join(printed.split())
 
 
 def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
@@ -48,8 +48,8 @@ def test_how_sure_the_order_is(fourfold) -> None:
     assert low < found["best"][0]["step_seconds"] < high
     within = sum(each["step_seconds"] <= high for each in found["best"])
     assert found["within_interval"] == within > 1
-    text = fourfold("plan", *SMALL).out
-    assert f"1 to {within} lie within it of one another" in text
+    printed = text(fourfold, *SMALL)
+    assert f"1 to {within} lie within it of one another" in printed
 
 
 def test_a_job_for_a_scheduler_runs_the_file_that_is_written(fourfold, here: Path) -> None:
@@ -106,17 +106,17 @@ def test_what_is_written_is_the_run_that_was_planned(fourfold, here: Path, argum
 
 def test_the_best_is_shown_closer(fourfold) -> None:
     found = document(fourfold, *SMALL)
-    text = fourfold("plan", *SMALL).out
+    printed = text(fourfold, *SMALL)
     closer = found["closer"]
     assert closer["step_seconds"] == found["best"][0]["step_seconds"]
-    assert "best layout: the step is limited by its critical path" in text
+    assert "best layout: the step is limited by its critical path" in printed
     assert closer["communication"]
     for each in closer["communication"][:1]:
-        assert f"{each['axes']}  " in text
+        assert f"{each['axes']}  " in printed
         assert set(each["levels"]) <= {"nvlink", "rail"}
-        assert ", ".join(each["levels"]) in text
+        assert ", ".join(each["levels"]) in printed
     peak = max(closer["memory"], key=lambda rank: rank["device_bytes"])
-    assert peak["instruction"] in text
+    assert peak["instruction"] in printed
 
 
 def test_a_plan_of_a_measured_machine_is_as_simulate_prices_it(fourfold, here: Path) -> None:
@@ -154,8 +154,8 @@ def test_a_layout_is_explained_where_nothing_fits(fourfold) -> None:
 
 def test_sequences_beyond_what_the_model_was_made_for_are_remarked(fourfold) -> None:
     remark = "made for sequences of 8,192 tokens"
-    assert remark not in fourfold("plan", *SMALL).out
-    assert remark in fourfold("plan", *SMALL[:4], "--sequence-length", "16384", *SMALL[6:]).out
+    assert remark not in text(fourfold, *SMALL)
+    assert remark in text(fourfold, *SMALL[:4], "--sequence-length", "16384", *SMALL[6:])
 
 
 def test_a_run_file_plans_itself(fourfold) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.planning import SMALL, document
+from tests.cli.planning import ASKED, SMALL, document, text
 
 
 def layouts(found: dict) -> list[dict]:
@@ -23,7 +23,7 @@ def test_stated_keys_hold_the_best_the_baseline_and_the_alternatives(fourfold) -
     assert found["constraints"] == {
         "tp": [2, 4], "pp": [2], "recompute": ["none", "selective"], "schedule": ["1f1b"], "zero": [1],
     }  # fmt: skip
-    assert "searched: layout.tp=2,4, layout.pp=2" in fourfold("plan", *SMALL, *keys).out
+    assert "searched: layout.tp=2,4, layout.pp=2" in text(fourfold, *SMALL, *keys)
 
 
 def test_a_stated_key_cannot_make_the_best_better(fourfold) -> None:
@@ -108,14 +108,14 @@ def test_a_value_that_the_search_would_not_try_is_tried_where_it_is_stated(fourf
 
 
 def test_an_explanation_takes_other_values_of_its_own_keys_alone(fourfold) -> None:
-    found = document(fourfold, *SMALL, "layout.tp=8", "layout.zero=1", "--explain", "tp=1")
+    found = document(fourfold, *ASKED, "--keep", "3", "layout.tp=8", "layout.zero=1", "--explain", "tp=1")
     (explained,) = found["explanations"]
     assert (explained["layout"]["layout"]["tp"], explained["layout"]["layout"]["zero"]) == (1, 1)
     assert explained["layout"]["step_seconds"] < found["best"][0]["step_seconds"], "it is no rival of the best"
     assert all(layout["tp"] == 8 for layout in layouts(found))
-    text = fourfold("plan", *SMALL, "layout.tp=8", "layout.zero=1", "--explain", "tp=1").out
-    assert "with tp = 1: outside of what was searched, and " in text
-    assert "faster than the best, since it spends" in text
+    printed = text(fourfold, *ASKED, "--keep", "3", "layout.tp=8", "layout.zero=1", "--explain", "tp=1")
+    assert "with tp = 1: outside of what was searched, and " in printed
+    assert "faster than the best, since it spends" in printed
 
 
 def test_a_baseline_that_cannot_keep_to_the_keys_is_marked_as_outside(fourfold) -> None:
@@ -132,18 +132,17 @@ def test_a_trainer_is_searched_at_its_prices_unless_software_is_stated(fourfold)
     assert all(layout["virtual_stages"] == 1 and not layout["sequence_parallel"] for layout in layouts(found))
     other = document(fourfold, *SMALL, "--for", "deepspeed", "--software", "megatron-2025")
     assert other["software"] == "megatron-2025"
-    text = fourfold("plan", *SMALL, "--for", "deepspeed", "--out", "planned.toml").out
-    assert "searched: what DeepSpeed can run" in text
-    assert "fourfold simulate planned.toml --software deepspeed" in text
+    printed = text(fourfold, *SMALL, "--for", "deepspeed", "--out", "planned.toml")
+    assert "searched: what DeepSpeed can run" in printed
+    assert "fourfold simulate planned.toml --software deepspeed" in printed
 
 
 def test_a_layout_that_a_trainer_cannot_run_names_the_option_that_finds_one(fourfold) -> None:
     keys = ("layout.pp=2", "layout.schedule=zb_h1")
     hint = "what works: --for megatron"
-    assert hint in fourfold("plan", *SMALL, *keys, "--as", "megatron").out
-    assert (
-        hint
-        not in fourfold("plan", *SMALL, "layout.pp=2", "layout.schedule=1f1b", "layout.zero=1", "--as", "megatron").out
+    assert hint in text(fourfold, *SMALL, *keys, "--as", "megatron")
+    assert hint not in text(
+        fourfold, *SMALL, "layout.pp=2", "layout.schedule=1f1b", "layout.zero=1", "--as", "megatron"
     )
 
 

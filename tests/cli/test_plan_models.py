@@ -68,6 +68,7 @@ def test_other_layers_are_refused(fourfold, here: Path) -> None:
     assert "Traceback" not in result.err
 
 
+@pytest.mark.rest
 def test_the_longest_context_counts_on_windows(fourfold, here: Path) -> None:
     goal = ("--sequence-length", "8192", "--objective", "context", "--budget", "30")
     found = planned(fourfold, GEMMA, *goal)

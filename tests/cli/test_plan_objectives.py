@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from tests.calibrate.machine_table import cluster
-from tests.cli.planning import SMALL, document
+from tests.cli.planning import SMALL, document, text
 
 
 @pytest.mark.rest
@@ -140,9 +140,19 @@ RUN = ("--tokens", "10B", "--price", "2.5", "--failure-hours", "50k")
     ["cost", *(pytest.param(each, marks=pytest.mark.rest) for each in ("throughput", "devices", "context", "model"))],
 )
 def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) -> None:
-    asked = (*SMALL[:3], "dgx-h100:8", *SMALL[4:], "layout.tp=1", "layout.cp=1", "--objective", objective, *RUN)
+    asked = (
+        *SMALL[:3],
+        "dgx-h100:8",
+        *SMALL[4:],
+        "layout.tp=1",
+        "layout.cp=1",
+        "layout.pp=1",
+        "--objective",
+        objective,
+        *RUN,
+    )
     deadline = ("--deadline-days", "20") if objective == "devices" else ()
-    found, text = document(fourfold, *asked, *deadline), fourfold("plan", *asked, *deadline).out
+    found, printed = document(fourfold, *asked, *deadline), text(fourfold, *asked, *deadline)
     run, best = found["run"], found["best"][0]
     steps = -(-10_000_000_000 // found["tokens"])
     assert run["training_seconds"] == pytest.approx(steps * best["step_seconds"], rel=1e-12)
@@ -151,7 +161,7 @@ def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) ->
     devices = found["devices"] + run["failures"]["spare_devices"]
     assert run["dollars"] == pytest.approx(2.5 * devices * run["seconds"] / 3600)
     for line in ("run        10.0 G tokens", f"cost       ${run['dollars']:,.0f}", "goodput    "):
-        assert line in text
+        assert line in printed
 
 
 @pytest.mark.rest

@@ -22,33 +22,34 @@ def read_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in complete.splitlines()]
 
 
-def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
-    def fourfold(*arguments: str) -> str:
-        done = subprocess.run([*FOURFOLD, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path, fourfold) -> None:
+    def printed(*arguments: str) -> str:
+        done = fourfold(*arguments)
+        assert done.code == 0, done.err
+        return done.out
 
-    output = fourfold(
-        "train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "run.track_memory=true", "--ranks", "2"
-    )
+    command = [*FOURFOLD, "train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "run.track_memory=true"]
+    done = subprocess.run([*command, "--ranks", "2"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    output = done.stdout
     assert "validation loss" in output
     assert "unigram entropy" in output
     assert "A sample that the model wrote:" in output
     assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3
     if is_built():
         assert '"loss"' in (here / "runs/run/report.html").read_text()
-    report = json.loads(fourfold("report", "runs/run", "--cluster", "dgx-h100:8", "--json"))
+    report = json.loads(printed("report", "runs/run", "--cluster", "dgx-h100:8", "--json"))
     assert [rank["sent_bytes_equal"] for rank in report["ranks"]] == [True, True]
     for rank in report["ranks"]:
         assert rank["measured_peak_bytes"] == pytest.approx(rank["predicted_peak_bytes"], rel=0.05)
         assert sum(kind["measured_seconds"] for kind in rank["kinds"]) == pytest.approx(
             rank["measured_step_seconds"], rel=0.5
         )
-    assert len(fourfold("sample", "runs/run", "--prompt", "The ", "--tokens", "5")) > 4
-    fourfold("export", "runs/run", "--out", "hf")
-    fourfold("import", "hf", "--out", "more.toml", "--corpus", "texts")
-    assert "2 blocks, hidden 32" in fourfold("show", "more.toml")
-    places = fourfold("show", "runs/run", "--progress").splitlines()
+    assert len(printed("sample", "runs/run", "--prompt", "The ", "--tokens", "5")) > 4
+    printed("export", "runs/run", "--out", "hf")
+    printed("import", "hf", "--out", "more.toml", "--corpus", "texts")
+    assert "2 blocks, hidden 32" in printed("show", "more.toml")
+    places = printed("show", "runs/run", "--progress").splitlines()
     assert [line.partition(":")[0] for line in places] == ["rank 0", "rank 1"]
 
 

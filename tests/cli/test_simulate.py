@@ -285,9 +285,8 @@ def test_four_lines_come_first_and_fit_80_columns(fourfold, monkeypatch) -> None
     for run in (
         LLAMA,
         SMALL,
-        ("preset:deepseek-v3-2k",),
         ("preset:llama3-70b", "layout.zero=3"),
-        ("preset:llama3-405b-8k",),
+        ("preset:gpt3-175b",),
     ):
         text, found = fourfold("simulate", *run).out, json.loads(fourfold("simulate", *run, "--json").out)
         lines = text.splitlines()

@@ -14,6 +14,7 @@ import pytest
 
 from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
+from fourfold.data import stdlib
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.indexed import open_indexed, write_indexed
 from fourfold.data.prepare import prepare
@@ -256,12 +257,15 @@ def test_a_blend_of_nothing_is_refused(prepared_with: Prepare) -> None:
         prepared_with(corpus=[])
 
 
-def test_stdlib_from_sources_to_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["asyncio", pytest.param("", marks=pytest.mark.rest)], ids=["a package", "all of it"])
+def test_stdlib_from_sources_to_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
+    root = stdlib.stdlib_root()
+    monkeypatch.setattr(stdlib, "stdlib_root", lambda: root / below)
     section = DataSection(tokenizer="bpe:512", directory=str(tmp_path))
     prepared = prepare(section, lambda line: None)
     assert prepared.vocab_size == 512
-    assert prepared.train_tokens > 1_000_000
-    assert 0.01 < prepared.validation_tokens / prepared.train_tokens < 0.2
+    assert prepared.train_tokens > (100_000 if below else 1_000_000)
+    assert 0.005 < prepared.validation_tokens / prepared.train_tokens < 0.2
     assert 3 < prepared.unigram_entropy_nats < math.log(512)
     batch = GlobalBatches(prepared, 128, 4, 0, False).batch(10, range(4))
     assert batch.tokens.shape == (4, 128)

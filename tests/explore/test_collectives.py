@@ -39,8 +39,8 @@ def replayed(steps: list[dict[str, Any]], buffers: list[dict[int, int]]) -> list
 @pytest.mark.parametrize(("kind", "algorithm"), WAYS)
 def test_the_steps_do_what_the_collective_promises(kind: str, algorithm: str) -> None:
     draw = random.Random(7)
-    for ranks in range(2, 17):
-        for per_node in (1, 3, 4, 8):
+    for ranks in (2, 3, 4, 7, 8, 12, 16):
+        for per_node in (1, 3, 8):
             steps = document(kind, algorithm, ranks, per_node)["steps"]
             everyone = range(ranks)
             numbers = [[draw.randrange(1, 10**9) for _ in everyone] for _ in everyone]

@@ -41,8 +41,8 @@ ANY_CASE = {
 }
 
 
-@settings(max_examples=6, deadline=None, derandomize=True)
-@given(rows=st.sampled_from([1, 2, 7]), **ANY_CASE)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(rows=st.sampled_from([1, 2, 3]), **ANY_CASE)
 def test_kernels_equal_fp64_in_few_rows(
     rows: int, width: int, dtype: torch.dtype, seed: int, is_strided: bool, has_residual: bool
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_row_of_zeros_has_a_finite_gradient() -> None:
 @pytest.mark.parametrize(
     ("ranks", "sections"),
     [
-        (2, {"layout": {"tp": 2, "sequence_parallel": True}}),
+        pytest.param(2, {"layout": {"tp": 2, "sequence_parallel": True}}, marks=pytest.mark.rest),
         pytest.param(1, {"model": {"qk_norm": True}, "layout": {"recompute": "selective"}}, marks=pytest.mark.rest),
     ],
     ids=["tp 2 with sequence parallelism", "norms of heads, recomputed"],

@@ -43,7 +43,7 @@ def test_bytes_and_collectives_are_as_declared(
     check_phases(tp, model=MODEL, sequence=sequence, compute=compute, policy=policy, documents=documents)
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
@@ -52,7 +52,7 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
     check_phases(tp, model=GPT2, sequence=sequence, compute=compute, policy=policy, documents=documents)
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize(
     ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]

@@ -36,6 +36,7 @@ def asked(layout: Candidate, share: float, link: float | None = None) -> tuple[R
     return replace(request, memory_bytes=int(limit)), full, none
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("link", [None, FAST_LINK], ids=["PCIe", "near memory"])
 @pytest.mark.parametrize("share", [0.3, 0.7])
 @pytest.mark.parametrize("name", LAYOUTS)

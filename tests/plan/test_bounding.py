@@ -30,7 +30,7 @@ def asked(request: pytest.FixtureRequest) -> Request:
 
 def test_a_floor_is_below_the_price(asked: Request) -> None:
     blocks, shapes = BlockPricer(asked), list(block_shapes(asked))
-    for shape in random.Random(3).sample(shapes, 60):
+    for shape in random.Random(3).sample(shapes, 30):
         lower, own, price = blocks.floor(shape, without_context=True), blocks.floor(shape), blocks.price(shape)
         for floor, closer, exact in zip(astuple(lower), astuple(own), astuple(price), strict=True):
             assert max(floor, closer) <= exact, shape
@@ -45,12 +45,12 @@ def test_splitting_and_recomputing_save_nothing_for_a_token(asked: Request) -> N
         return min(_ideal_seconds(asked, each, blocks.price(each)) for each in by_method[shape])
 
     compared = 0
-    for shape in random.Random(5).sample(list(by_method), 30):
+    for shape in random.Random(5).sample(list(by_method), 12):
         for cheaper in _cheaper(shape):
             if cheaper in by_method:
                 assert ideal(cheaper) <= ideal(shape) * 1.001, shape
                 compared += 1
-    assert compared > 20
+    assert compared > 8
 
 
 def test_context_parallelism_that_is_slow_is_recorded_for_the_largest_microbatch_alone(

@@ -46,7 +46,7 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
     return found
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(60, marks=pytest.mark.rest)])
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.rest)])
 @pytest.mark.parametrize(
     ("devices", "more"),
     [

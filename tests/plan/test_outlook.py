@@ -25,7 +25,7 @@ def small_device(asked: Request, memory_bytes: float) -> Request:
 def test_a_bound_of_the_score_is_below_the_score(more: dict) -> None:
     asked = small_device(request(32, 64, **more), 4e9)
     pricer, refused = Pricer(asked), 0
-    for layout, seconds, memory_bytes in drawn(asked, 40, seed=4):
+    for layout, seconds, memory_bytes in drawn(asked, 16, seed=4):
         bound = seconds * pricer.outlook.weight(layout, memory_bytes)
         priced = pricer.price(layout)
         if isinstance(priced, str):
@@ -39,7 +39,7 @@ def test_a_bound_of_the_score_is_below_the_score(more: dict) -> None:
 def test_scores_of_a_table_are_those_of_its_layouts() -> None:
     asked = request(16, 64, **EXPERTS)
     outlook, bounder = Outlook(asked), Bounder(asked)
-    for shape in list(block_shapes(asked))[::40]:
+    for shape in list(block_shapes(asked))[::160]:
         bounds = bounder.bounds(shape)
         if bounds is None:
             continue

@@ -77,12 +77,17 @@ def test_other_trainers_say_what_they_can_of_it() -> None:
     assert any("first 5 blocks" in text for text in missing)
 
 
-def test_a_search_lists_no_layout_twice_and_refuses_what_it_finds_itself() -> None:
+@pytest.mark.rest
+def test_a_search_lists_no_layout_twice() -> None:
     model = resolve_model(ModelSection(preset="llama3-8b"))
     request = Request.of(model, load_cluster("dgx-h100:8"), 8192, 64, memory_share=0.29)
     found = search(request)
     assert any(":" in priced.candidate.recompute for priced in found.best)
     words = [priced.candidate.words() for priced in found.best]
     assert len(words) == len(set(words))
+
+
+def test_a_search_refuses_what_it_finds_itself() -> None:
+    request = Request.of(resolve_model(ModelSection(**DENSE)), load_cluster("dgx-h100:8"), 4096, 64)
     with pytest.raises(UserError, match="selective"):
         search(request, fixed={"recompute": "selective:6"})

@@ -28,6 +28,7 @@ DIVISIONS = [
 ]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     ("more", "layout"),
     [

@@ -1,6 +1,7 @@
 """The search finds what simulating every layout would find."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
-from fourfold.plan.found import pareto
+from fourfold.plan.found import Found, pareto
 from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced, Pricer, family
@@ -38,9 +39,19 @@ def every_layout(asked: Request) -> list[Priced]:
     return found
 
 
+@cache
+def searched() -> Found:
+    """A search of a small request, which several tests look at."""
+    return search(request(16, 64))
+
+
 @pytest.mark.parametrize(
     ("devices", "more"),
-    [pytest.param(4, {}, marks=pytest.mark.rest, id="4 dense"), pytest.param(2, EXPERTS, id="2 experts")],
+    [
+        pytest.param(4, {}, marks=pytest.mark.rest, id="4 dense"),
+        pytest.param(2, EXPERTS, marks=pytest.mark.rest, id="2 experts"),
+        pytest.param(2, {}, id="2 dense"),
+    ],
 )
 def test_the_best_is_the_best_of_all(devices: int, more: dict) -> None:
     asked = request(devices, 8, **more)
@@ -59,14 +70,14 @@ def test_memory_binds() -> None:
 
 
 def test_two_searches_say_the_same() -> None:
-    first, second = (search(request(16, 64)) for _ in range(2))
+    first, second = searched(), search(request(16, 64))
     assert first.best == second.best
     assert first.counts == second.counts
     assert first.smallest is None  # something fits
 
 
 def test_every_layout_is_counted_once() -> None:
-    counts = search(request(16, 64)).counts
+    counts = searched().counts
     later = counts.not_searched + counts.refused + counts.simulated + counts.like_a_simulated_one
     later += counts.end_ranks_too_large
     assert counts.too_large + counts.worse_bound + later == counts.layouts
@@ -108,8 +119,8 @@ def test_a_fixed_field_is_kept() -> None:
 
 
 def test_what_lost_is_explained() -> None:
-    asked = request(16, 64)
-    found = search(asked)
+    found = searched()
+    asked = found.request
     explanation = explain(asked, {"tp": 16}, found, 20)
     assert explanation.priced is not None
     assert explanation.priced.seconds > found.best[0].seconds
@@ -120,15 +131,15 @@ def test_what_lost_is_explained() -> None:
 
 def test_an_explanation_of_what_the_best_is_is_the_best() -> None:
     """However little it may search itself."""
-    asked = request(16, 64)
-    best = search(asked).best[0]
-    explanation = explain(asked, {"zero": best.candidate.zero}, search(asked), 0.01)
+    found = searched()
+    best = found.best[0]
+    explanation = explain(found.request, {"zero": best.candidate.zero}, found, 0.01)
     assert explanation.priced == best
 
 
 def test_what_was_simulated_before_takes_part() -> None:
-    asked = request(16, 64)
-    found = search(asked)
+    found = searched()
+    asked = found.request
     again = search(asked, budget=0.01, known=found.best)
     assert again.best[0] == found.best[0]
     fixed = {"tp": found.best[0].candidate.tp * 2}

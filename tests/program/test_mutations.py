@@ -121,7 +121,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 SAMPLE = 4
 """Mutants of each kind and case that are drawn; `make test-all` checks them all."""
-CASES_A_KIND = 5
+CASES_A_KIND = 3
 """Cases, of those that a kind applies to, in which `make test` looks at it; `make test-rest` looks in all."""
 
 

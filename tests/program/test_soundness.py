@@ -51,8 +51,8 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=50, deadline=None)
-@given(lowerings(max_ranks=12))
+@settings(max_examples=20, deadline=None)
+@given(lowerings(max_ranks=8))
 def test_every_lowered_program_does_one_training_step(spec: StepSpec) -> None:
     run_symbolically(training(spec), spec)
     run_symbolically(evaluation(spec), spec)
@@ -66,8 +66,8 @@ def test_every_lowered_program_does_one_training_step_at_length(spec: StepSpec) 
     run_symbolically(evaluation(spec), spec)
 
 
-@settings(max_examples=25, deadline=None)
-@given(overlapping(max_ranks=12))
+@settings(max_examples=12, deadline=None)
+@given(overlapping(max_ranks=8))
 def test_every_program_that_overlaps_all_to_alls_does_one_training_step(spec: StepSpec) -> None:
     assert verify(training(spec), spec) == []
     run_symbolically(training(spec), spec)
@@ -186,11 +186,11 @@ def _problem(programs: dict[int, Program], spec: StepSpec) -> str | None:
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_whatever_is_accepted_is_right(case: dict[str, Any]) -> None:
-    seen = _search(case, 150, 1, share=0.3)
+    seen = _search(case, 60, 1, share=0.3)
     judged = seen.total() - seen["refused"]
     assert seen["wrong, accepted"] == 0
-    assert seen["wrong, refused"] > 20, "most random edits break a program"
-    assert seen["right, accepted"] > 3, "some do not, and are let through"
+    assert seen["wrong, refused"] > 5, "most random edits break a program"
+    assert seen["right, accepted"] > 0, "some do not, and are let through"
     assert seen["right, refused"] < 0.2 * judged, "few are refused that would do"
 
 

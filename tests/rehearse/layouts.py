@@ -150,3 +150,10 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
         sections({"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "1f1b"}, {**DEEPSEEK_V3, "mtp_layers": 1}),
     ),
 }
+
+FEW = {
+    *("one rank", "one rank, fp32", "one rank, muon", "hsdp, zero 2", "tp, hsdp, zero 3", "ring, documents", "ulysses"),
+    *("pipeline, tied", "zero bubble V", "learned positions", "experts, etp, zero 3", "experts, overlapped", "mxfp8"),
+    "pipeline, offloaded",
+}
+"""Of these, those that `make test` rehearses: every kind of parallelism, optimizer and format once."""

@@ -10,7 +10,7 @@ from fourfold.program.view import rank_views
 from fourfold.rehearse.rank import RankRehearsal, rehearse_rank
 from fourfold.rehearse.run import class_ranks
 from fourfold.rehearse.shapes import KnownShapes
-from tests.rehearse.layouts import LAYOUTS
+from tests.rehearse.layouts import FEW, LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
 
 EXACT = ["one rank", "one rank, sgd", "pipeline", "zero bubble", "ulysses"]
@@ -25,16 +25,23 @@ def test_as_many_launches_are_priced_as_a_step_makes(name: str) -> None:
     assert result.launches + result.copies == priced
 
 
-@pytest.mark.grid(1, of=lambda name: LAYOUTS[name])
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if not any(each in name for each in PIECES)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FEW else pytest.param(name, marks=pytest.mark.rest)
+        for name in LAYOUTS
+        if not any(each in name for each in PIECES)
+    ],
+)
 def test_as_many_within_some_a_unit(name: str) -> None:
     """Padding is cleared, and the norm of few elements takes fewer launches than the norm of many."""
     result, priced, _ = _of(name)
     assert result.launches + result.copies == pytest.approx(priced, rel=0.03)
 
 
-@pytest.mark.grid(1, of=lambda name: LAYOUTS[name])
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.rest) for name in LAYOUTS]
+)
 def test_every_wait_of_the_host_is_priced(name: str) -> None:
     result, _, waits = _of(name)
     assert len(result.waits) == waits + 1, "one at the end of a step"

@@ -50,12 +50,12 @@ def test_predicted_peak_is_the_measured_peak(zero: int, recompute: str, compute:
 @pytest.mark.parametrize(
     ("model", "data", "length"),
     [
-        ({"qk_norm": True}, {}, 128),
+        pytest.param({"qk_norm": True}, {}, 128, marks=pytest.mark.rest),
         ({"tie_embeddings": True, "qkv_bias": True}, {}, 256),
-        ({"ffn_size": 64, "num_kv_heads": 6}, {}, 256),
+        pytest.param({"ffn_size": 64, "num_kv_heads": 6}, {}, 256, marks=pytest.mark.rest),
         ({"vocab_size": 16384, "num_layers": 1}, {}, 64),
         ({}, {"document_mask": True}, 128),
-        ({**GPT2, "max_position": 64}, {}, 64),
+        pytest.param({**GPT2, "max_position": 64}, {}, 64, marks=pytest.mark.rest),
         ({**GPT2, "max_position": 128}, {"document_mask": True}, 128),
     ],
     ids=["qk-norm", "tied-bias", "wide-attention", "wide-vocabulary", "documents", "gpt2", "gpt2-documents"],

@@ -20,6 +20,7 @@ MODEL = {
 }
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("ranks", "layout"),

@@ -33,8 +33,16 @@ SPLITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.grid(1)
-@pytest.mark.parametrize(("split", "zero", "chosen"), list(product(SPLITS, range(4), ("shard", "home"))))
+QUICK = {("tp-cp", 0, "home"), ("ep-etp-replicas", 1, "shard"), ("mla-by-head", 2, "home"), ("hsdp-tp", 3, "shard")}
+
+
+@pytest.mark.parametrize(
+    ("split", "zero", "chosen"),
+    [
+        each if each in QUICK else pytest.param(*each, marks=pytest.mark.rest)
+        for each in product(SPLITS, range(4), ("shard", "home"))
+    ],
+)
 def test_all_ranks_end_with_the_plain_step(split: str, zero: int, chosen: str) -> None:
     layout, model = SPLITS[split]
     by_head = split == "mla-by-head"

@@ -57,6 +57,7 @@ LARGE = {
 }
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(
     ("ranks", "layout"),

@@ -10,6 +10,7 @@ MESHES = [(1, 1), (1, 2), (1, 4), (2, 2)]
 
 @pytest.mark.parametrize("recompute", ["full", pytest.param("none", marks=sweep)])
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=sweep), 3])
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize(("compute", "tolerance"), [("fp64", 1e-9), pytest.param("fp32", 1e-5, marks=sweep)])

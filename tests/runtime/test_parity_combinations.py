@@ -12,7 +12,9 @@ from tests.support.combination_check import check_combination
 from tests.support.combinations import Combination, combination, faults_of, spec_of
 
 SEED = 20261121
-COUNT, QUICK = 40, 6
+COUNT = 40
+QUICK, REST = (2, 3), (0, 1, 4, 5)
+"""Numbers that `make test` and `make test-rest` run; the others are a sweep."""
 RANKS = (4, 2, 3, 4, 8, 2, 6, 4)
 """The ranks of the combinations in turn."""
 
@@ -27,7 +29,13 @@ def _drawn(seed: int, number: int) -> Combination:
     return combination(seed * 1000 + number, RANKS[number % len(RANKS)], others)
 
 
-@pytest.mark.parametrize("number", [n if n < QUICK else pytest.param(n, marks=pytest.mark.sweep) for n in range(COUNT)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(n, marks=[] if n in QUICK else pytest.mark.rest if n in REST else pytest.mark.sweep)
+        for n in range(COUNT)
+    ],
+)
 def test_a_combination(pytestconfig: pytest.Config, tmp_path: Path, number: int) -> None:
     seed = _seed(pytestconfig)
     each = _drawn(seed, number)

@@ -35,6 +35,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.grid(1, of=lambda name, masked: {"masked": masked, **LAYOUTS[name][1]})
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "documents"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout(name: str, masked: bool) -> None:

@@ -29,7 +29,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.grid(1)
+@pytest.mark.grid(1, of=lambda name, layout, masked: {"name": name, "masked": masked, **LAYOUTS[layout][1]})
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "documents"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", MODELS)
@@ -38,7 +38,7 @@ def test_every_layout(name: str, layout: str, masked: bool) -> None:
     check_parity(ranks, model=MODELS[name], data={"document_mask": masked}, layout={**SMALL, **section})
 
 
-@pytest.mark.grid(2)
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("layout", ["one rank", "tp+sequence", "pp, zero bubble"])
 @pytest.mark.parametrize("name", MODELS)

@@ -127,7 +127,7 @@ def test_waiting_is_for_the_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # three blocks a microbatch, and the first forward and last backward
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     schedule=st.sampled_from(FIXED),
     pp=st.sampled_from([1, 2, 3, 4]),

@@ -29,10 +29,10 @@ def undisturbed(run_file: Path, request: pytest.FixtureRequest):
 @pytest.mark.parametrize(
     ("fault", "step", "tensor"),
     [
-        ("parameter:1:6:1", 7, BLOCK),
+        pytest.param("parameter:1:6:1", 7, BLOCK, marks=pytest.mark.rest),
         pytest.param("state:1:7:1", 7, f"exp_avg of {BLOCK}", marks=pytest.mark.faults),
         pytest.param("parameter:1:8:1", 10, BLOCK, marks=pytest.mark.faults),
-        ("gradient:1:7:1", 7, f"the gradient of {BLOCK}"),
+        pytest.param("gradient:1:7:1", 7, f"the gradient of {BLOCK}", marks=pytest.mark.rest),
     ],
     ids=["in the next checked step", "in this one", "before a save", "by replay"],
 )
@@ -60,7 +60,7 @@ def test_a_flipped_bit(undisturbed, run_file: Path, tmp_path: Path, fault: str, 
 @pytest.mark.parametrize(
     "layout",
     [
-        ("layout.zero=0",),
+        pytest.param(("layout.zero=0",), marks=pytest.mark.rest),
         pytest.param(("layout.zero=3", "layout.microbatch_sequences=3"), marks=pytest.mark.faults),
         pytest.param(("layout.zero=0", "layout.pp=2"), marks=pytest.mark.faults),
     ],

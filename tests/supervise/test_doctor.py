@@ -19,6 +19,7 @@ def doctor(out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.rest
 def test_it_names_the_rank_that_all_others_wait_for(tmp_path: Path) -> None:
     changes = ("batch.steps=100000", "faults.stall_seconds=0", "layout.pp=2", "layout.zero=0")
     with Supervised(write_run(tmp_path), tmp_path / "run", *changes, ranks=2) as run:

@@ -33,6 +33,7 @@ def break_device(run_file: Path) -> None:
     (run_file.parent / "broken").write_text("")
 
 
+@pytest.mark.rest
 def test_a_spare_takes_the_place_of_a_device_that_does_not_start_again(tmp_path: Path) -> None:
     run_file = write_run(tmp_path, 20)
     with Supervised(run_file, tmp_path / "undisturbed") as run:

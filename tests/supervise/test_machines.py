@@ -39,6 +39,7 @@ def two_machines(run_file: Path, out: Path, *changes: str, **more) -> Iterator[t
         yield leader, other
 
 
+@pytest.mark.rest
 def test_a_rank_of_either_machine_may_die(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with two_machines(run_file, tmp_path / "run") as (leader, other):
         leader.wait_for_step(3)

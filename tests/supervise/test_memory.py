@@ -44,6 +44,7 @@ def free_bytes() -> int:
     return found.f_bfree * found.f_frsize
 
 
+@pytest.mark.rest
 def test_ranks_go_on_from_memory_at_most_one_step_back(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", *MEMORY) as run:
         for step, rank in ((2, 1), (9, 0)):

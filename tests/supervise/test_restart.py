@@ -78,6 +78,7 @@ def test_a_fault_that_does_not_recur_is_survived(run_file, undisturbed, tmp_path
         assert left_by(run.out) == undisturbed
 
 
+@pytest.mark.rest
 def test_sigterm_saves_and_loses_no_step_though_a_rank_is_stopped(run_file, undisturbed, tmp_path) -> None:
     with Supervised(run_file, tmp_path / "run") as run:
         run.wait_for_step(6)

@@ -28,7 +28,9 @@ KINDS = {
 QUICK = "muon in fp8"
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == QUICK else pytest.mark.faults) for n in KINDS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.rest if n == QUICK else pytest.mark.faults) for n in KINDS]
+)
 def test_a_run_whose_ranks_are_killed_is_the_same(tmp_path: Path, name: str) -> None:
     run_file, changes = write_run(tmp_path, 14), (*CHECKED, *KINDS[name])
     with Supervised(run_file, tmp_path / "undisturbed", *changes) as run:

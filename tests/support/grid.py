@@ -20,7 +20,7 @@ def mark_cases_beyond_a_cover(items: Iterable[pytest.Item]) -> None:
     """Marks `rest` what a cover of its function's cases does without."""
     functions: dict[str, list[pytest.Function]] = {}
     for item in items:
-        is_longer = any(map(item.get_closest_marker, ("sweep", "faults")))
+        is_longer = any(map(item.get_closest_marker, ("sweep", "faults", "rest")))
         if not is_longer and item.get_closest_marker("grid") and hasattr(item, "callspec"):
             assert isinstance(item, pytest.Function)
             functions.setdefault(item.nodeid.split("[")[0], []).append(item)

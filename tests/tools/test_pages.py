@@ -1,6 +1,7 @@
 """Pages written from the code say all of it, and pages written by hand keep their form."""
 
 import re
+from functools import cache
 from typing import Annotated
 
 import pytest
@@ -15,6 +16,11 @@ from tools.docs import command_pages, run_file_page
 from tools.docs.docstrings import names_in, to_rst
 
 DOCS = ROOT / "docs"
+
+
+@cache
+def _names() -> dict[str, str]:
+    return names_in(ROOT / "src" / "fourfold")
 
 
 def test_every_key_of_the_run_file_has_a_row_with_a_meaning() -> None:
@@ -104,5 +110,5 @@ def test_every_decision_has_the_same_headings() -> None:
     ],
 )
 def test_a_docstring_becomes_safe_markup(docstring: str, expected: str) -> None:
-    names = names_in(ROOT / "src" / "fourfold")
+    names = _names()
     assert "\n".join(to_rst(docstring.split("\n"), names)).strip() == expected

@@ -115,6 +115,7 @@ def test_an_error_that_no_other_rank_hears_of_is_raised(saver, monkeypatch: pyte
         own.ended()
 
 
+@pytest.mark.rest
 def test_saves_beside_training_have_the_bytes_of_those_that_it_waits_for(tmp_path: Path, corpus: Path) -> None:
     found = []
     for asynchronous in (True, False):

@@ -19,7 +19,7 @@ def make_diverging(out: Path, corpus: Path, **sections) -> Path:
     return make_run(out, corpus, optimizer=optimizer, batch={"steps": 40}, run=run, **sections)
 
 
-@pytest.mark.parametrize("layout", [{"zero": 3}, {"pp": 2, "zero": 1}])
+@pytest.mark.parametrize("layout", [{"zero": 3}, pytest.param({"pp": 2, "zero": 1}, marks=pytest.mark.rest)])
 def test_a_limit_of_skipped_steps_ends_the_run(tmp_path: Path, corpus: Path, layout: dict) -> None:
     out = make_diverging(tmp_path / "run", corpus, layout=layout, checkpoint={"every_steps": 1, "keep": 1})
     codes, errors = finish(start_training(out, 2))
@@ -55,6 +55,7 @@ def spoil_four_steps_of_five() -> None:
     Training._train_step = spoiled
 
 
+@pytest.mark.rest
 def test_a_step_that_is_taken_starts_the_count_anew(tmp_path: Path, corpus: Path) -> None:
     out = make_run(tmp_path / "run", corpus, run={"max_skipped_steps": 5, "sample_tokens": 0}, batch={"steps": 11})
     codes, errors = finish(start_training(out, 1, spoil_four_steps_of_five))

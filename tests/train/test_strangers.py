@@ -34,6 +34,7 @@ def listening(pid: int) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.rest
 def test_every_port_of_a_run_is_on_loopback_and_bears_noise(tmp_path: Path, corpus: Path) -> None:
     out = make_run(tmp_path / "run", corpus, batch={"steps": 200}, checkpoint={"every_steps": 100})
     ranks = start_training(out, RANKS)

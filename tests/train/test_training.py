@@ -93,13 +93,17 @@ RUNS = [
 
 
 @pytest.mark.parametrize(
-    ("ranks", "sections"), RUNS, ids=lambda value: str(value["layout"]) if isinstance(value, dict) else None
+    ("ranks", "sections"),
+    [each if each is RUNS[2] else pytest.param(*each, marks=pytest.mark.rest) for each in RUNS],
+    ids=lambda value: str(value["layout"]) if isinstance(value, dict) else None,
 )
 def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, sections) -> None:
     _check_resumed(tmp_path, corpus, ranks, sections)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
+@pytest.mark.parametrize(
+    "name", ["muon", *(pytest.param(n, marks=pytest.mark.rest) for n in OPTIMIZERS if n not in ("adamw", "muon"))]
+)
 def test_the_state_of_every_other_optimizer_is_resumed(tmp_path, corpus, name) -> None:
     _check_resumed(
         tmp_path, corpus, 2, {"layout": {"zero": 1}, "optimizer": {"name": name, **REFERENCES[name].settings}}

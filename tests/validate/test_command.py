@@ -130,6 +130,14 @@ def test_wrong_use_is_one_message(validate: Run, arguments: list[Any]) -> None:
     assert "Traceback" not in err
 
 
+def test_a_preset_is_near_its_published_figure(validate: Run) -> None:
+    code, out, _ = validate("preset:gpt3-175b", "--json")
+    (alone,) = json.loads(out)["cases"]
+    assert (code, alone["name"], alone["predicted_to_fit"]) == (0, "gpt3-175b", True)
+    assert abs(alone["step_error"]) < 0.25
+
+
+@pytest.mark.rest
 def test_the_presets_are_near_their_published_figures_and_fit(validate: Run) -> None:
     """Every run that ran is predicted to fit."""
     code, out, _ = validate("presets", "--json")
