@@ -16,10 +16,12 @@ import json
 import math
 import statistics
 import sys
+import tomllib
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,6 +31,8 @@ from fourfold.model import low_precision
 from tests.support.training_ranks import start_training
 
 RUN = Path(__file__).parents[1] / "examples/stdlib.toml"
+OPTIMIZER = {"lr": 3e-3, "schedule": "cosine", "warmup_steps": 40, "weight_decay": 0.1, "clip_norm": 1.0}
+"""AdamW's, in place of the example's."""
 MXFP8, E5M2 = "precision.gemm_dtype=mxfp8", "precision.gemm_gradients=e5m2"
 RECIPES = {
     "fp32": [],
@@ -64,9 +68,11 @@ def train(out: Path, recipe: str, keys: list[str]) -> list[dict[str, Any]]:
     """The metrics of every step; of a run that was trained before, those there are."""
     if not (out / "metrics.jsonl").exists():
         stated = [*RECIPES[recipe], "run.threads_per_rank=1", "run.sample_tokens=0", *keys]
-        prepared = prepare(load_run(RUN, stated).data, lambda line: None)
         out.mkdir(parents=True, exist_ok=True)
-        config = load_run(RUN, [*stated, f"model.vocab_size={prepared.vocab_size}"])
+        run = out / "asked.toml"
+        run.write_text(tomli_w.dumps(tomllib.loads(RUN.read_text()) | {"optimizer": OPTIMIZER}))
+        prepared = prepare(load_run(run, stated).data, lambda line: None)
+        config = load_run(run, [*stated, f"model.vocab_size={prepared.vocab_size}"])
         (out / "run.toml").write_text(dump_run(config))
         (out / "data.json").write_text(json.dumps({"prepared": str(prepared.path)}))
         (rank,) = start_training(out, 1, round_scales_down if recipe.endswith("floor") else None)

@@ -101,7 +101,7 @@ def test_a_run_file_s_layout_is_not_looked_at_but_the_command_line_s_binds(fourf
 
 
 def test_a_value_that_the_search_would_not_try_is_tried_where_it_is_stated(fourfold) -> None:
-    asked = (*SMALL[:-3], "96", "--keep", "1")
+    asked = (*ASKED[:-1], "96", "--keep", "1")
     found = document(fourfold, *asked, "layout.microbatch_sequences=3", "layout.schedule=gpipe", "layout.pp=2")
     (layout,) = layouts(found)
     assert (layout["microbatch_sequences"], layout["schedule"]) == (3, "gpipe")
