@@ -16,8 +16,8 @@ import json
 import math
 import statistics
 import sys
-import tomllib
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 

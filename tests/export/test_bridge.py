@@ -25,7 +25,7 @@ def keywords(text: str) -> dict[str, str]:
     return {key.arg: ast.unparse(key.value) for call in calls for key in call.keywords if key.arg}
 
 
-@pytest.mark.grid(2, of=traits)
+@pytest.mark.grid(1, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_dataclasses_take_every_keyword(name: str, tmp_path: Path) -> None:
     assert check_python("bridge", "megatron", recipe(JOBS[name], tmp_path)) == 15

@@ -30,7 +30,7 @@ def started(exported: TrainerJob, folder: Path) -> tuple[Namespace, dict, Launch
     return parser("megatron-deepspeed").parse_args(own), file, run
 
 
-@pytest.mark.grid(2, of=traits)
+@pytest.mark.grid(1, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_parser_takes_every_flag(name: str, tmp_path: Path) -> None:
     exported = JOBS[name]

@@ -48,7 +48,7 @@ def _launched_devices(arguments: list[str]) -> int:
     return int(number.get("--nnodes", 1)) * int(number["--nproc-per-node"])
 
 
-@pytest.mark.grid(2, of=traits)
+@pytest.mark.grid(1, of=traits)
 @pytest.mark.parametrize("name", JOBS)
 def test_its_parser_takes_every_flag(name: str, tmp_path: Path) -> None:
     check(JOBS[name], tmp_path)

@@ -29,8 +29,7 @@ def every_candidate(asked: Request) -> list:
     return [table.candidate(index) for table in tables for index in range(len(table))]
 
 
-@pytest.mark.grid(1)
-@pytest.mark.parametrize("more", [{}, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("more", [{}, pytest.param(EXPERTS, marks=pytest.mark.rest)], ids=["dense", "experts"])
 @pytest.mark.parametrize("trainer", KEYS)
 def test_every_layout_is_one_that_the_trainer_can_run(trainer: str, more: dict) -> None:
     asked = held(trainer, **more)

@@ -13,7 +13,14 @@ from tests.rehearse.rehearsed import layout_spec
 
 
 @pytest.mark.grid(1)
-@pytest.mark.parametrize("name", ["pipeline", "pipeline, tied", "interleaved", "experts, first blocks dense"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "interleaved",
+        "experts, first blocks dense",
+        *(pytest.param(n, marks=pytest.mark.rest) for n in ("pipeline", "pipeline, tied")),
+    ],
+)
 @pytest.mark.parametrize("microbatches", [12, 17])
 def test_a_full_step(name: str, microbatches: int) -> None:
     spec, optimizer = layout_spec(name)

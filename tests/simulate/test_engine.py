@@ -217,7 +217,12 @@ def test_no_mutation_hangs() -> None:
     assert all("wait for each other" in text or "has not been started" in text for text in refused)
 
 
-@pytest.mark.parametrize("schedule", FIXED)
+QUICK = ("1f1b", "interleaved_1f1b", "zb_v")
+
+
+@pytest.mark.parametrize(
+    "schedule", [name if name in QUICK else pytest.param(name, marks=pytest.mark.rest) for name in FIXED]
+)
 def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     virtual = least_stages(schedule)
     spec = make_spec(

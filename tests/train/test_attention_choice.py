@@ -140,6 +140,7 @@ def test_a_run_computes_with_the_one_that_it_names(tmp_path: Path, corpus: Path)
     assert found["tiled"] != found["auto"]
 
 
+@pytest.mark.rest
 def test_a_run_that_names_one_for_gpus_ends_on_a_processor(tmp_path: Path, corpus: Path) -> None:
     out = make_run(tmp_path / "run", corpus, run={"attention_backend": "cudnn", "device": "cpu"})
     codes, errors = finish(start_training(out, 2))

@@ -99,6 +99,7 @@ def spoil_a_weight_of_rank_1_for_good() -> None:
     Training._train_step = spoiled
 
 
+@pytest.mark.rest
 def test_a_bad_weight_is_named_before_what_follows_from_it(tmp_path: Path, corpus: Path) -> None:
     out = make_run(tmp_path / "run", corpus, run={"max_skipped_steps": 2})
     codes, errors = finish(start_training(out, 2, spoil_a_weight_of_rank_1_for_good))

@@ -74,6 +74,7 @@ def scale_gradients_too_far() -> None:
     low_precision.to_scales_ = to_scales_  # type: ignore[assignment]
 
 
+@pytest.mark.rest
 def test_gradients_that_are_scaled_away_are_seen(tmp_path: Path, corpus: Path, plain: list[float]) -> None:
     precision = {"gemm_dtype": "mxfp8", "gemm_gradients": "e5m2"}
     losses = _losses(tmp_path / "run", corpus, scale_gradients_too_far, **precision)

@@ -131,6 +131,7 @@ def test_a_run_says_and_records_which_library_multiplied(tmp_path: Path, corpus:
     assert told[-1] == "as before the checkpoint"
 
 
+@pytest.mark.rest
 def test_a_run_in_another_format_cannot_name_it(tmp_path: Path, corpus: Path) -> None:
     out = make_run(tmp_path / "run", corpus, run={"matmul_backend": "onednn"}, precision={"compute": "fp64"})
     codes, errors = finish(start_training(out, 1))

@@ -63,7 +63,9 @@ def test_segments_hand_a_back_end_all_that_it_needs(ranks: int, given: dict[str,
     check_split(ranks, fused="plain", **given)
 
 
-@pytest.mark.parametrize(("option", "part"), [("norm_backend", "norms"), ("loss_backend", "loss")])
+@pytest.mark.parametrize(
+    ("option", "part"), [("norm_backend", "norms"), pytest.param("loss_backend", "loss", marks=pytest.mark.rest)]
+)
 def test_the_choice_is_recorded(tmp_path: Path, corpus: Path, option: str, part: str) -> None:
     out = make_run(tmp_path / "run", corpus, run={option: "formula", "sample_tokens": 0}, batch={"steps": 2})
     codes, errors = finish(start_training(out, 1))
@@ -76,8 +78,10 @@ def test_the_choice_is_recorded(tmp_path: Path, corpus: Path, option: str, part:
 
 @pytest.mark.parametrize(
     ("model", "problem"),
-    [({}, "it runs on CUDA"), ({"norm": "layer"}, "the model has LayerNorms")],
-    ids=["rms", "layer"],
+    [
+        pytest.param({}, "it runs on CUDA", marks=pytest.mark.rest, id="rms"),
+        pytest.param({"norm": "layer"}, "the model has LayerNorms", id="layer"),
+    ],
 )
 def test_a_run_that_names_one_in_vain_ends(tmp_path: Path, corpus: Path, model: dict[str, Any], problem: str) -> None:
     out = make_run(tmp_path / "run", corpus, run={"norm_backend": "triton", "device": "cpu"}, model=model)

@@ -77,6 +77,7 @@ def test_a_constant_that_is_0_stays_so(runs: list[Case]) -> None:
     assert found.constants
 
 
+@pytest.mark.rest
 def test_left_out_errors_are_those_of_a_fit_without_the_run(runs: list[Case]) -> None:
     """The linear model's, beside the fit itself."""
     found = fit_software(runs[:4])
