@@ -11,7 +11,7 @@ BENCHMARK ?= data_parallel
 .PHONY: train explore page page-types page-check test test-rest test-benchmarks test-all tests-of test-faults test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
-	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
+	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (some four minutes on two cores)"
 	@echo "make explore    the page on which to change a layout and see memory, time and communication"
 	@echo "make page       build that page anew after a change of its sources (takes Node.js, or installs it); make page-check: compare, and check"
 	@echo "make test       every law, on a cover of its cases, on $(WORKERS) processes"
