@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from tests.calibrate.machine_table import cluster
-from tests.cli.planning import SMALL, document, text
+from tests.cli.planning import ASKED, SMALL, document, text
 from tests.export.launched import launched
 
 
@@ -67,9 +67,10 @@ def test_a_job_for_a_scheduler_runs_the_file_that_is_written(fourfold, here: Pat
     "arguments",
     [
         SMALL,
-        pytest.param((*SMALL, "--objective", "model"), marks=pytest.mark.rest),
+        pytest.param((*ASKED, "--keep", "3", "--objective", "model"), marks=pytest.mark.rest),
         pytest.param(
-            (*SMALL, "--objective", "devices", "--tokens", "1T", "--deadline-days", "2000"), marks=pytest.mark.rest
+            (*ASKED, "--keep", "3", "--objective", "devices", "--tokens", "1T", "--deadline-days", "2000"),
+            marks=pytest.mark.rest,
         ),
         pytest.param(
             (*SMALL[:4], "--sequence-length", "32768", "--batch-tokens", "2M", "--dtype", "fp32"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def resumed(run: Supervised) -> list[tuple[int, str]]:
     return [(event["step"], event["source"]) for event in run.events("resume")]
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def free_bytes() -> int:
     found = os.statvfs("/dev/shm")
     return found.f_bfree * found.f_frsize
@@ -61,11 +66,12 @@ def test_ranks_go_on_from_memory_at_most_one_step_back(run_file: Path, undisturb
 @pytest.mark.rest
 @pytest.mark.parametrize("where", ["data", "head"])
 def test_a_flipped_byte_falls_to_the_next_source(run_file: Path, undisturbed, tmp_path: Path, where: str) -> None:
-    with Supervised(run_file, tmp_path / "run", *MEMORY, "checkpoint.every_steps=5") as run:
-        run.wait_for_step(8)
-        pids = run.pids
-        for pid in pids:
-            os.kill(pid, 19)
+    """Rank 1 stops itself, and nobody minds; the other waits for it, while bytes are flipped."""
+    own = tmp_path / "run.toml"  # faults are counted in its folder
+    own.write_text(run_file.read_text())
+    changes = (*MEMORY, "checkpoint.every_steps=5", "faults.stall_seconds=0")
+    with Supervised(own, tmp_path / "run", *changes, fault="stop:1:9:1") as run:
+        run.wait_until(lambda: run.pids and is_stopped(run.pids[1]))
         memory = memory_of(run)
         for version in (0, 1):
             place = memory.data_start(1, version) + 5000
@@ -74,7 +80,7 @@ def test_a_flipped_byte_falls_to_the_next_source(run_file: Path, undisturbed, tm
             byte = os.pread(memory.descriptor, 1, place)
             memory.write(bytes([byte[0] ^ 4]), place)
         os.close(memory.descriptor)
-        os.kill(pids[1], 9)
+        os.kill(run.pids[1], signal.SIGKILL)
         assert run.finish() == 0, run.printed
         (step, source), *_ = resumed(run)
         assert source == "disk"
