@@ -14,7 +14,7 @@ def document(fourfold, *arguments: str) -> dict:
 
 
 def text(fourfold, *arguments: str) -> str:
-    """What `fourfold plan` prints. A question that names no file is asked once: the answer depends on its words alone."""
+    """The output of `fourfold plan`. A question that names no file is asked once: the answer depends on its words alone."""
     is_about_files = any(each.endswith((".toml", ".json")) or each == "--out" or "/" in each for each in arguments)
     if is_about_files or arguments not in _ASKED:
         result = fourfold("plan", *arguments)

@@ -155,4 +155,4 @@ FEW = {
     *("one rank", "one rank, muon", "hsdp, zero 2", "tp, hsdp, zero 3", "ring, documents", "ulysses", "pipeline, tied"),
     *("experts, etp, zero 3", "mxfp8", "pipeline, offloaded"),
 }
-"""Of these, those that `make test` rehearses: every kind of parallelism, optimizer and format once."""
+"""The layouts that `make test` rehearses: every kind of parallelism, optimizer and format once."""
