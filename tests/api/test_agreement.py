@@ -8,6 +8,7 @@ import tomli_w
 
 import fourfold as ff
 from tests.calibrate.machine_table import cluster
+from tests.support.grid import others_are_rest
 
 SIMULATED = {
     "a preset": ("preset:llama3-70b", (), {}),
@@ -69,7 +70,7 @@ def same(document: dict) -> dict:
     return {key: each for key, each in json.loads(json.dumps(document)).items() if key != "search_seconds"}
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.rest) if c in LARGE else c for c in SIMULATED])
+@pytest.mark.parametrize("case", others_are_rest(SIMULATED, SIMULATED.keys() - LARGE))
 def test_simulate(case: str, fourfold, machine) -> None:
     run, overrides, arguments = SIMULATED[case]
     document = printed(fourfold("simulate", run, *overrides, *options(arguments), "--json"))
@@ -84,7 +85,7 @@ def test_simulate_with_memory_over_time(fourfold) -> None:
     assert same(ff.simulate("run.toml", cluster="dgx-h100").to_json(memory_curves=True)) == printed(command)
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.rest) if c in LARGE else c for c in PLANNED])
+@pytest.mark.parametrize("case", others_are_rest(PLANNED, PLANNED.keys() - LARGE))
 def test_plan(case: str, fourfold, here: Path) -> None:
     run, overrides, arguments = PLANNED[case]
     command = fourfold("plan", *([run] if run else []), *overrides, *options(arguments), "--json")

@@ -17,6 +17,7 @@ from fourfold.runtime.numbers import FixedNumbers
 from fourfold.runtime.optimizer import ShardOptimizer
 from tests.rehearse.layouts import FEW, LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
+from tests.support.grid import others_are_rest
 from tests.support.parity_runs import run_table
 
 pytestmark = pytest.mark.grid(1)
@@ -36,7 +37,7 @@ def _is_static(name: str) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in FEW else pytest.param(name, marks=pytest.mark.rest) for name in LAYOUTS if _is_static(name)],
+    others_are_rest(filter(_is_static, LAYOUTS), FEW),
 )
 def test_static_steps_are_captured(name: str) -> None:
     assert all(rehearse_graphs(*layout_spec(name)))

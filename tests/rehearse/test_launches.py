@@ -12,6 +12,7 @@ from fourfold.rehearse.run import class_ranks
 from fourfold.rehearse.shapes import KnownShapes
 from tests.rehearse.layouts import FEW, LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
+from tests.support.grid import others_are_rest
 
 EXACT = ["one rank", "one rank, sgd", "pipeline", "zero bubble", "ulysses"]
 PIECES = ["ring, documents", "gathered keys", "fp32"]
@@ -27,11 +28,7 @@ def test_as_many_launches_are_priced_as_a_step_makes(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in FEW else pytest.param(name, marks=pytest.mark.rest)
-        for name in LAYOUTS
-        if not any(each in name for each in PIECES)
-    ],
+    others_are_rest((name for name in LAYOUTS if not any(each in name for each in PIECES)), FEW),
 )
 def test_as_many_within_some_a_unit(name: str) -> None:
     """Padding is cleared, and the norm of few elements takes fewer launches than the norm of many."""
@@ -39,9 +36,7 @@ def test_as_many_within_some_a_unit(name: str) -> None:
     assert result.launches + result.copies == pytest.approx(priced, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.rest) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("name", others_are_rest(LAYOUTS, FEW))
 def test_every_wait_of_the_host_is_priced(name: str) -> None:
     result, _, waits = _of(name)
     assert len(result.waits) == waits + 1, "one at the end of a step"

@@ -11,6 +11,7 @@ from fourfold.rehearse.rank import RankRehearsal
 from fourfold.rehearse.run import rehearse
 from tests.rehearse.layouts import FEW, LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
+from tests.support.grid import others_are_rest
 
 DISPATCHER = "model/experts/dispatch.py"
 
@@ -21,9 +22,7 @@ def _results(name: str) -> list[RankRehearsal]:
     return rehearse(spec, optimizer)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.rest) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("name", others_are_rest(LAYOUTS, FEW))
 def test_a_step(name: str) -> None:
     spec, _ = layout_spec(name)
     programs = lower_pipeline(spec)

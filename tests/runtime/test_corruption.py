@@ -7,6 +7,7 @@ import torch
 
 from fourfold.runtime.corruption import checksum
 from tests.runtime.test_memory import _check, _error
+from tests.support.grid import others_are_rest
 from tests.support.parity_check import check_parity, check_split
 from tests.support.parity_runs import MIXTURES
 
@@ -28,7 +29,7 @@ WAYS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 QUICK = ("selective", "zero bubble, tied", "tensor, sequence", "ring")
 
 
-@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.rest) for way in WAYS])
+@pytest.mark.parametrize("way", others_are_rest(WAYS, QUICK))
 def test_checked_steps_are_the_same_steps(way: str) -> None:
     """The losses, gradients and parameters of one process of another library, and the bytes that the program declares."""
     ranks, layout, model = WAYS[way]

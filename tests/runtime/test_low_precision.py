@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fourfold.config import UserError
+from tests.support.grid import others_are_rest
 from tests.support.parity_check import check_bytes
 from tests.support.parity_ranks import assemble, prepare_rank, run_rank, worst
 from tests.support.parity_runs import MIXTRAL, run_table
@@ -56,9 +57,7 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize(
-    ("recipe", "name"), [each if each in QUICK else pytest.param(*each, marks=pytest.mark.rest) for each in RECIPES]
-)
+@pytest.mark.parametrize(("recipe", "name"), others_are_rest(RECIPES, QUICK))
 def test_every_layout_rounds_the_same_numbers_together(recipe: str, name: str) -> None:
     """One scale a tensor is that of a microbatch, so that one rank has microbatches of the same size."""
     ranks, layout = LAYOUTS[name]

@@ -10,6 +10,7 @@ from fourfold.layout import flat_layouts
 from fourfold.program import Op, lower_step, rank_view
 from fourfold.program.homes import FLOPS_PER_BYTE, placement, share_of, share_out
 from fourfold.program.matrices import Matrix, hidden_matrices
+from tests.support.grid import others_are_rest
 from tests.support.parity_check import check_split
 from tests.support.parity_ranks import prepare_rank, run_rank
 from tests.support.parity_runs import DEEPSEEK_V3, MIXTRAL, run_table
@@ -51,7 +52,7 @@ MORE: dict[str, Case] = {
 
 @pytest.mark.parametrize(
     "case",
-    [name if name in ("hsdp", "pp-tp", "ep-etp") else pytest.param(name, marks=pytest.mark.rest) for name in MORE],
+    others_are_rest(MORE, ("hsdp", "pp-tp", "ep-etp")),
 )
 def test_homes_compute_what_shards_would(case: str) -> None:
     ranks, layout, model = MORE[case]

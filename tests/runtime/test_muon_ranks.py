@@ -12,6 +12,7 @@ from fourfold.program.homes import placement
 from fourfold.runtime.initialize import fill_range, initialize_shard
 from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.units import Unit, build_units, set_storage
+from tests.support.grid import others_are_rest
 from tests.support.parity_ranks import assemble, prepare_rank
 from tests.support.parity_runs import DEEPSEEK_V3, MIXTRAL, run_table
 from tests.support.reference_optimizers import plain_orthogonal
@@ -38,10 +39,7 @@ QUICK = {("tp-cp", 0, "home"), ("ep-etp-replicas", 1, "shard"), ("mla-by-head", 
 
 @pytest.mark.parametrize(
     ("split", "zero", "chosen"),
-    [
-        each if each in QUICK else pytest.param(*each, marks=pytest.mark.rest)
-        for each in product(SPLITS, range(4), ("shard", "home"))
-    ],
+    others_are_rest(product(SPLITS, range(4), ("shard", "home")), QUICK),
 )
 def test_all_ranks_end_with_the_plain_step(split: str, zero: int, chosen: str) -> None:
     layout, model = SPLITS[split]

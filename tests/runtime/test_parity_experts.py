@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.grid import others_are_rest
 from tests.support.parity_check import check_single, check_split
 from tests.support.parity_runs import MIXTURES
 
@@ -58,9 +59,7 @@ def test_experts_in_every_other_block(split: str) -> None:
     check_split(ranks, model=model, layout={"microbatch_sequences": 3, **layout})
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f == "deepseek_v3" else pytest.mark.rest) for f in MIXTURES]
-)
+@pytest.mark.parametrize("family", others_are_rest(MIXTURES, ("deepseek_v3",)))
 @pytest.mark.parametrize(
     ("split", "recompute"),
     [

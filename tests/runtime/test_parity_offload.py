@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.grid import others_are_rest
 from tests.support.parity_check import check_split
 from tests.support.parity_runs import DEEPSEEK_V3, MIXTURES, QWEN3_MOE
 
@@ -33,9 +34,7 @@ DENSE = {"num_layers": 6, "tie_embeddings": True, "qk_norm": True}
 QUICK = ("zero 2", "zero bubble V", "tensor", "ulysses")
 
 
-@pytest.mark.parametrize(
-    "layout", [name if name in QUICK else pytest.param(name, marks=pytest.mark.rest) for name in LAYOUTS]
-)
+@pytest.mark.parametrize("layout", others_are_rest(LAYOUTS, QUICK))
 def test_layouts(layout: str) -> None:
     ranks, keys = LAYOUTS[layout]
     rows = {"microbatch_sequences": 3}
@@ -48,9 +47,7 @@ def test_beside_recomputation(recompute: Any) -> None:
     check_split(2, model=DENSE, layout=layout)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[] if f == "qwen3_moe" else pytest.mark.rest) for f in MIXTURES]
-)
+@pytest.mark.parametrize("family", others_are_rest(MIXTURES, ("qwen3_moe",)))
 @pytest.mark.parametrize("overlap", [False, True])
 def test_experts(family: str, overlap: bool) -> None:
     layout = {"dp_shard": 2, "ep": 2, "zero": 1, "overlap_experts": overlap, **BOTH}

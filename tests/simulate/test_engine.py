@@ -18,6 +18,7 @@ from fourfold.program.timeline import timeline
 from fourfold.simulate.prediction import predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.step import IDLE, simulate
 from tests.support.combinations import OWN
+from tests.support.grid import others_are_rest
 from tests.support.programs import by_rank, make_spec, moved, positions, wait_of
 from tests.support.schedules import FIXED, least_stages, stages_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
@@ -220,9 +221,7 @@ def test_no_mutation_hangs() -> None:
 QUICK = ("1f1b", "interleaved_1f1b", "zb_v")
 
 
-@pytest.mark.parametrize(
-    "schedule", [name if name in QUICK else pytest.param(name, marks=pytest.mark.rest) for name in FIXED]
-)
+@pytest.mark.parametrize("schedule", others_are_rest(FIXED, QUICK))
 def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     virtual = least_stages(schedule)
     spec = make_spec(

@@ -6,7 +6,7 @@ dataclass has a value for each of its keys, places or fields; `of=` is a functio
 a case is made of. A value that no other case has is always run, so a list of unlike cases stays as it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import combinations
 from typing import Any
@@ -33,6 +33,14 @@ def mark_cases_beyond_a_cover(items: Iterable[pytest.Item]) -> None:
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker(pytest.mark.rest)
+
+
+def others_are_rest(cases: Iterable[Any], kept: Container[Any]) -> list[Any]:
+    """The cases of `parametrize`, a tuple for several parameters; those that are not in `kept` are marked `rest`."""
+    return [
+        case if case in kept else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.rest)
+        for case in cases
+    ]
 
 
 def features(value: Any, path: str = "") -> Iterator[Feature]:

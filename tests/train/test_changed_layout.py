@@ -9,6 +9,7 @@ import torch
 
 from fourfold.checkpoint import read_parameters
 from fourfold.config import dump_run, load_run
+from tests.support.grid import others_are_rest
 from tests.train.test_training import EXPERTS, corpus, finish, lines, make_run, start_training, wait_for_step
 
 __all__ = ["corpus"]
@@ -28,7 +29,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(
     ("ranks", "before", "more", "after", "stated"),
-    [CHANGES[0], *(pytest.param(*each, marks=pytest.mark.rest) for each in CHANGES[1:])],
+    others_are_rest(CHANGES, CHANGES[:1]),
     ids=str,
 )
 def test_losses_and_parameters_are_those_of_an_undisturbed_run(

@@ -16,6 +16,7 @@ from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.program.liveness import ledger, memory_peak
 from fourfold.train.measured import read_measured
 from fourfold.train.sample import generate
+from tests.support.grid import others_are_rest
 from tests.support.reference_optimizers import REFERENCES
 from tests.support.training_ranks import TrainingRank, start_training
 from tests.support.waiting import until
@@ -94,16 +95,14 @@ RUNS = [
 
 @pytest.mark.parametrize(
     ("ranks", "sections"),
-    [each if each is RUNS[2] else pytest.param(*each, marks=pytest.mark.rest) for each in RUNS],
+    others_are_rest(RUNS, RUNS[2:3]),
     ids=lambda value: str(value["layout"]) if isinstance(value, dict) else None,
 )
 def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, sections) -> None:
     _check_resumed(tmp_path, corpus, ranks, sections)
 
 
-@pytest.mark.parametrize(
-    "name", ["muon", *(pytest.param(n, marks=pytest.mark.rest) for n in OPTIMIZERS if n not in ("adamw", "muon"))]
-)
+@pytest.mark.parametrize("name", others_are_rest((name for name in OPTIMIZERS if name != "adamw"), ("muon",)))
 def test_the_state_of_every_other_optimizer_is_resumed(tmp_path, corpus, name) -> None:
     _check_resumed(
         tmp_path, corpus, 2, {"layout": {"zero": 1}, "optimizer": {"name": name, **REFERENCES[name].settings}}
