@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -80,10 +79,8 @@ def test_a_fault_that_does_not_recur_is_survived(run_file, undisturbed, tmp_path
 
 @pytest.mark.rest
 def test_sigterm_saves_and_loses_no_step_though_a_rank_is_stopped(run_file, undisturbed, tmp_path) -> None:
-    with Supervised(run_file, tmp_path / "run") as run:
-        run.wait_for_step(6)
-        run.signal_rank(1, signal.SIGSTOP)
-        time.sleep(0.3)
+    with Supervised(run_file, tmp_path / "run", fault="stop:1:7:1") as run:
+        run.wait_for_stop(1)
         run.process.send_signal(signal.SIGTERM)
         code, seconds = run.seconds_to_finish()
         assert code == 143, run.printed

@@ -132,9 +132,8 @@ def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.faults), 1])
 def test_a_stopped_rank(run_file: Path, undisturbed, tmp_path: Path, rank: int) -> None:
-    with Supervised(run_file, tmp_path / "run") as run:
-        run.wait_for_step(6)
-        run.signal_rank(rank, signal.SIGSTOP)
+    with Supervised(run_file, tmp_path / "run", fault=f"stop:{rank}:7:1") as run:
+        run.wait_for_stop(rank)
         begun, queued = time.time(), queued_seconds(run.process.pid)
         run.wait_until(lambda: run.events("failure"))
         queued = queued_seconds(run.process.pid) - queued

@@ -131,6 +131,11 @@ class Supervised:
         os.kill(pid, number)
         return pid
 
+    def wait_for_stop(self, rank: int) -> int:
+        """Until a rank that stops itself (fault `stop`) has stopped. Its process."""
+        self.wait_until(lambda: self.pids and is_stopped(self.pids[rank]))
+        return self.pids[rank]
+
     def kill_rank(self, rank: int) -> None:
         """Returns once another process has taken its place."""
         old = self.pids
@@ -169,17 +174,26 @@ class Supervised:
 
 def with_children(pid: int) -> list[int]:
     """A process, the ones that it started, and theirs."""
-    started = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    started = [text.split() for text in of_threads(pid, "children")]
     return [pid, *(each for text in started for child in text for each in with_children(int(child)))]
 
 
 def queued_seconds(pid: int) -> float:
     """For how long the threads of a process have waited for a processor while they could have run; 0 where it has ended."""
-    total = 0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError, IndexError):
-            total += int(path.read_text().split()[1])
-    return total / 1e9
+    return sum(int(text.split()[1]) for text in of_threads(pid, "schedstat")) / 1e9
+
+
+def is_stopped(pid: int) -> bool:
+    return any(text.rpartition(")")[2].split()[0] == "T" for text in of_threads(pid, "stat"))
+
+
+def of_threads(pid: int, name: str) -> list[str]:
+    """What the system tells under a name of each thread of a process; of none where the process ends meanwhile."""
+    told: list[str] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            told += filter(None, [Path(f"/proc/{pid}/task/{thread}/{name}").read_text()])
+    return told
 
 
 def on_machines(
