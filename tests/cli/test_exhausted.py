@@ -43,12 +43,13 @@ def test_a_full_disk_is_named_although_no_log_can_be_written(small_disk: Path) -
 
 
 def limited(files: int, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command whose processes may open so many files and sockets each."""
+    """A command whose processes may open so many files and sockets each: without coverage, which would open some of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_START"}
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    return subprocess.run([*command], capture_output=True, text=True, check=False, preexec_fn=limit)
+    return subprocess.run([*command], capture_output=True, text=True, check=False, env=environment, preexec_fn=limit)
 
 
 def names_the_limit(done: subprocess.CompletedProcess[str], files: int) -> None:

@@ -29,6 +29,7 @@ def record_without_calls(board: ProgressBoard, counters: range, answer: int) -> 
     os._exit(0)
 
 
+@pytest.mark.skipif("COVERAGE_PROCESS_START" in os.environ, reason="coverage makes system calls of its own")
 def test_an_instruction_is_recorded_without_a_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_positions(tmp_path, 2)
     board, program = ProgressBoard(tmp_path, 1), lower_step(make_view(dp_shard=2, zero=3))
