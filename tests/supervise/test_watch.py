@@ -1,6 +1,5 @@
 """Ranks that no longer get on are named, with their instruction, and the run recovers; a slow one is flagged and goes on."""
 
-import signal
 import time
 from pathlib import Path
 
