@@ -56,6 +56,11 @@ def forge(checkpoint: Path, change: Callable[[Any], None]) -> None:
     path.write_text(json.dumps({**document, "sha256": _digest(document)}))
 
 
+def more_than_half(manifest: Any) -> int:
+    """A number of elements that a file cannot hold in any format, though it has more bytes than that."""
+    return int(manifest["files"][FILE]["size_bytes"] // 2 + 1)
+
+
 def part(manifest: Any) -> Any:
     """The one part of unit b0."""
     return manifest["units"]["b0"]["parts"][""]
@@ -251,6 +256,7 @@ def test_a_file_name_that_leads_elsewhere(saved: Path, name: str) -> None:
         (lambda m: m["units"].update(b7=m["units"]["b1"]), "occurs twice"),
         (lambda m: m["extras"].update(x={"file": "no", "dtype": "fp32", "shape": [1]}), "extras.x"),
         (lambda m: m["extras"].update(x={"file": FILE, "dtype": "fp32", "shape": [2**50]}), "too small"),
+        (lambda m: m["extras"].update(x={"file": FILE, "dtype": "bf16", "shape": [more_than_half(m)]}), "too small"),
         (lambda m: m["extras"].update({"a/b": {"file": FILE, "dtype": "fp32", "shape": [1]}}), "extras.a/b"),
         (lambda m: m["files"][FILE].update(size_bytes=-1), "size"),
         (lambda m: m["files"][FILE].update(sha256="x"), "checksum"),

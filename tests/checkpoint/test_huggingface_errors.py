@@ -116,6 +116,20 @@ def test_weights_that_do_not_fit(single: Path) -> None:
     check_misfit(single, both, "missing: ", "q_proj.bias", "wrong shape: ", "gate_proj.weight", "model.hf")
 
 
+def test_what_an_mtp_module_holds_is_unexpected_in_a_block(tmp_path: Path) -> None:
+    """Behind the last block it is passed over."""
+    last = MODEL.num_layers
+    for layer in (last - 1, last):
+        more = {f"model.layers.{layer}.{name}.weight": torch.ones(2) for name in ("eh_proj", "hnorm")}
+        folder = tmp_path / str(layer)
+        write(folder)
+        save_file(tensors_of(MODEL) | more, folder / "model.safetensors")
+        if layer < last:
+            check_misfit(folder, MODEL, f"unexpected: model.layers.{layer}.eh_proj.weight")
+        else:
+            WeightFolder(folder).check_against(build_segments(MODEL))
+
+
 def test_tied_and_untied(tmp_path: Path, single: Path) -> None:
     tied = replace(MODEL, tie_embeddings=True)
     WeightFolder(single).check_against(build_segments(tied))  # an lm_head that stands beside is ignored

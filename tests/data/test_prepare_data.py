@@ -1,5 +1,7 @@
 """`prepare`: a cache that follows its corpus, survives races and interruptions, and leaves foreign files alone."""
 
+import errno
+import fcntl
 import json
 import math
 import subprocess
@@ -8,13 +10,15 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
-from fourfold.data import stdlib
+from fourfold.data import atomic_folder, build, megatron, stdlib
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.indexed import open_indexed, write_indexed
 from fourfold.data.prepare import prepare
@@ -269,6 +273,53 @@ def test_stdlib_from_sources_to_batches(tmp_path: Path, monkeypatch: pytest.Monk
     assert 3 < prepared.unigram_entropy_nats < math.log(512)
     batch = GlobalBatches(prepared, 128, 4, 0, False).batch(10, range(4))
     assert batch.tokens.shape == (4, 128)
+
+
+def test_more_of_the_same_token_has_another_fingerprint(tmp_path: Path, prepared_with: Prepare) -> None:
+    found = set()
+    for number in (5000, 5001):
+        corpus = tmp_path / str(number)
+        corpus.mkdir()
+        for document in range(10):
+            (corpus / f"{document}.txt").write_text("a" * number)
+        prepared = prepared_with(corpus=str(corpus))
+        for file in prepared.folder.rglob("*.bin"):
+            file.write_bytes(bytes(file.stat().st_size))  # without ends of documents: all samples are alike
+        found.add(prepared.fingerprint())
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_a_large_pair_is_known_by_samples_of_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float
+) -> None:
+    monkeypatch.setattr(megatron, "_FULL_HASH_BYTES", 100)
+    monkeypatch.setattr(megatron, "_CHUNK_BYTES", 10)
+    file = tmp_path / "tokens.bin"
+    content = bytearray(1000)
+    file.write_bytes(content)
+    before = megatron._fingerprint(file)
+    content[round(place * 999)] = 1
+    file.write_bytes(content)
+    assert megatron._fingerprint(file) != before
+
+
+def test_documents_are_encoded_in_groups_of_so_many_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those for training and of those for validation."""
+    monkeypatch.setattr(build, "_BATCH_CHARS", 10)
+    documents = [("x" * 5, ""), ("", "y" * 5), ("x" * 9, ""), ("", "y"), ("x", "")]
+    corpus: Any = SimpleNamespace(documents=lambda: iter(documents))
+    assert list(build._batched(corpus)) == [documents[:2], documents[2:4], documents[4:]]
+
+
+def test_where_a_file_cannot_be_locked_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    with open(tmp_path / "lock", "w") as stream:
+        assert atomic_folder._lock(stream)
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        assert not atomic_folder._lock(stream)
 
 
 def test_other_tokens_of_the_same_number_have_another_fingerprint(text_folder: Path, prepared_with: Prepare) -> None:

@@ -139,6 +139,11 @@ def test_a_foreign_tokenizers_own_padding_and_frame_are_not_used(tmp_path: Path)
     assert (len(first), len(second)) == (1, 6)
 
 
+def test_a_tokenizer_that_is_not_there_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read: No such file or directory; allowed: "):
+        load_tokenizer(tmp_path / "none.json")
+
+
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no end-of-text token that is known by its name \(<\|endoftext\|>, </s>"):
         load_tokenizer(foreign_tokenizer(tmp_path, ["<pad>"]))

@@ -9,7 +9,14 @@ from fourfold.config import ModelConfig, ModelSection, UserError, parse_run
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.layout.divisibility import max_stages, sequence_multiple, splits_heads, splits_tensors, splits_tokens
+from fourfold.layout.divisibility import (
+    gemm_fault,
+    max_stages,
+    sequence_multiple,
+    splits_heads,
+    splits_tensors,
+    splits_tokens,
+)
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes, pipelines
 
@@ -72,6 +79,38 @@ def test_a_degree_that_does_not_divide_is_refused(model: dict[str, Any], layout:
 )
 def test_a_degree_that_divides_is_taken(model: dict[str, Any], layout: dict[str, Any]) -> None:
     _resolve(model, **layout)
+
+
+def test_ulysses_splits_the_heads_of_a_rank_of_tensor_parallelism() -> None:
+    model = _model(DENSE)
+    assert [splits_heads(model, tp, 12, 4) for tp in (1, 2, 3, 4)] == [True, False, True, False]
+    assert not splits_heads(model, 1, 4, 3)
+
+
+MLA: dict[str, Any] = {
+    **{key: value for key, value in DENSE.items() if key != "num_kv_heads"},
+    "key_value_rank": 64, "nope_head_dim": 32, "rope_head_dim": 32, "value_head_dim": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens", "parallel", "size"),
+    [
+        ({}, 128, True, None),
+        ({"query_rank": 96}, 128, True, None),
+        ({"query_rank": 48}, 128, True, ("model.query_rank", 48)),
+        ({"key_value_rank": 72}, 128, True, ("model.key_value_rank", 72)),
+        ({"nope_head_dim": 4, "rope_head_dim": 60}, 128, True, ("num_heads / tp x nope_head_dim", 24)),
+        ({"value_head_dim": 4}, 128, True, ("num_heads / tp x value_head_dim", 24)),
+        ({}, 32, True, ("tokens that a rank of tp holds", 16)),
+        ({}, 32, False, None),
+    ],
+)
+def test_latent_attention_leaves_numbers_that_share_a_scale_together(
+    more: dict[str, Any], tokens: int, parallel: bool, size: tuple[str, int] | None
+) -> None:
+    model = _model({**MLA, "ffn_size": 192, **more})
+    assert gemm_fault(model, 32, 2, 1, 64, tokens, parallel) == size
 
 
 @pytest.mark.parametrize("stated", [DENSE, EXPERTS, SHARED, {**DENSE, "num_kv_heads": 12, "vocab_size": 122}])
