@@ -13,6 +13,7 @@ import pytest
 
 import fourfold as ff
 from fourfold.api import training
+from fourfold.config import RunFailure
 from fourfold.report.page_file import is_built
 from tests.cli.test_train import FAKE
 
@@ -98,3 +99,13 @@ def test_another_launchers_rank_is_refused(here: Path, monkeypatch: pytest.Monke
     with pytest.raises(ff.UserError, match="rank 1 of 4 of another launcher"):
         ff.train("run.toml")
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("error", [ff.UserError("nothing was measured"), RunFailure("the trace is damaged")])
+def test_a_page_that_cannot_be_made_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch, error: Exception) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(training, "compare", fail)
+    assert training.write_report(training.RunFolder(tmp_path)) == f"none: {error}"
+    assert list(tmp_path.iterdir()) == []

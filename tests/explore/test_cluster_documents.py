@@ -122,6 +122,17 @@ def test_the_roofline_s_kernels_are_those_that_a_step_is_priced_by(run: str | No
             assert (each["flops"], each["bound"]) == (0, "memory")
 
 
+def test_a_matmul_s_roof_is_that_of_its_format() -> None:
+    """The head's are not in the low-precision one."""
+    found = document("roofline", run="preset:llama3-70b", gemm_dtype="fp8")
+    roofs = {roof["dtype"]: roof["flops_per_second"] for roof in found["roofs"]}
+    limited = [each for each in found["kernels"] if each["kind"] == "matmul" and each["bound"] == "compute"]
+    assert {each["segment"] == "head" for each in limited} == {True, False}
+    for each in limited:
+        roof = roofs["bf16" if each["segment"] == "head" else "fp8"]
+        assert each["roof_share"] == pytest.approx(each["flops_per_second"] / roof), each["name"]
+
+
 def test_matmuls_have_the_names_of_their_weights() -> None:
     found = document("roofline", run="preset:deepseek-v3-2k")
     blocks = ("block", "expert block", "head")

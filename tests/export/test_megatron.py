@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.config.model_section import YarnScaling
 from fourfold.config.optimizers import AdamWSection
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
@@ -152,6 +153,15 @@ def test_megatron_recomputes_modules_that_it_knows(more: dict) -> None:
     assert modules is not None
     assert set(modules[1].split()) <= ALLOWED
     assert any("activation function" in each for each in missing) == (not more)
+
+
+@pytest.mark.parametrize("original", [4096, 8192])
+def test_yarn_of_latent_attention_is_taken_with_megatrons_own_range(original: int) -> None:
+    yarn = YarnScaling(factor=4.0, original_max_position=original, mscale=1.0, mscale_all_dim=1.0)
+    latent = asked("deepseek-v3", 128)
+    model = replace(latent.model, yarn_scaling=yarn)
+    _, missing = megatron(TrainerJob(replace(latent, model=model), replace(DEFAULT, dp_shard=128)))
+    assert any("it will take (4096, 32.0, 1.0)" in each for each in missing) == (original != 4096)
 
 
 def test_megatrons_fsdp_has_the_checkpoints_that_it_asks_for() -> None:

@@ -64,6 +64,7 @@ def test_a_file_of_four_nodes() -> None:
     assert "2 x 100 Gb/s a node = 25 GB/s" in sources["between nodes"]
     assert "RoCE" in sources["between nodes, latency"]
     assert "a100-pcie-40" in sources["device"]
+    assert (sources["price"], made.figures[-1].value) == ("of a device, as stated", "1.5 $/h")
 
 
 def test_nodes_of_one_device_and_one_node() -> None:
