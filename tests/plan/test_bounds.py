@@ -16,7 +16,7 @@ from fourfold.simulate.run_prices import SoftwareOverrides
 
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
 EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
-
+WIDE = {"num_layers": 2, "hidden_size": 4096, "num_heads": 32, "ffn_size": 16384}
 MLA = {
     "family": "deepseek_v3", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "num_shared_experts": 1, "first_dense_layers": 1,
     "num_kv_heads": 16, "router": "sigmoid", "query_rank": 256, "key_value_rank": 128, "nope_head_dim": 64,
@@ -88,6 +88,56 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict, count: int) 
         assert seconds <= step.seconds * 1.001, candidate.words()
         assert memory_bytes <= max(step.device_bytes) * 1.001, candidate.words()
     assert refused <= 3
+
+
+@pytest.mark.parametrize(
+    ("more", "shape", "around", "least_bytes", "least_seconds"),
+    [
+        ({}, {}, {"zero": 3, "dp_shard": 8}, 0.93, 0.9),
+        ({}, {"microbatch_sequences": 4}, {"zero": 3, "dp_shard": 8}, 0.8, 0.95),
+        (WIDE, {"recompute": "full"}, {"zero": 3, "dp_shard": 8}, 0.68, 0.82),
+        ({}, {"microbatch_sequences": 2}, {"pp": 4, "schedule": "1f1b", "zero": 1}, 0.78, 0.82),
+        (
+            {},
+            {"microbatch_sequences": 4, "recompute": "selective"},
+            {"pp": 2, "schedule": "1f1b", "zero": 1},
+            0.92,
+            0.85,
+        ),
+        (EXPERTS, {"microbatch_sequences": 2, "ep": 4}, {"pp": 2, "schedule": "1f1b", "zero": 1}, 0.92, 0.85),
+    ],
+    ids=["sharded", "large microbatches", "wide blocks, recomputed", "pipeline", "selective", "experts"],
+)
+def test_bounds_are_near_the_simulation(
+    more: dict, shape: dict, around: dict, least_bytes: float, least_seconds: float
+) -> None:
+    """Bounds that were far below it would leave the order of layouts to chance."""
+    asked, shape = (
+        request(8, 64, **more),
+        {"tp": 1, "cp": 1, "ep": 1, "microbatch_sequences": 1, "recompute": "none"} | shape,
+    )
+    usual = next(each for each in block_shapes(asked) if all(getattr(each, key) == shape[key] for key in shape))
+    bounds = Bounder(asked).bounds(usual)
+    assert bounds is not None
+    rows = bounds.where({"pp": 1, "dp_shard": 8 // around.get("pp", 1)} | around)
+    step = Pricer(asked).predict(rows.candidate(0))
+    assert rows.memory_bytes[0] >= least_bytes * max(step.device_bytes)
+    assert rows.seconds[0] >= least_seconds * step.seconds
+
+
+def test_bounds_are_the_same_whatever_was_bounded_before() -> None:
+    asked = request(16, 64, **EXPERTS)
+    shapes, kept = list(block_shapes(asked))[::5], Bounder(asked)
+    assert {(shape.ep, shape.etp) for shape in shapes} > {(2, 1), (2, 2)}
+    for shape in shapes:
+        found, alone = kept.bounds(shape), Bounder(asked).bounds(shape)
+        assert (found is None) == (alone is None)
+        if found is not None and alone is not None:
+            assert [found.candidate(row) for row in range(len(found))] == [
+                alone.candidate(row) for row in range(len(alone))
+            ]
+            assert found.memory_bytes == pytest.approx(alone.memory_bytes)
+            assert found.seconds == pytest.approx(alone.seconds)
 
 
 def test_a_sharper_price_of_the_pipeline_stands_where_the_bounds_own_stood() -> None:

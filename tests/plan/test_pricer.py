@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import UserError
-from fourfold.plan.budget import SearchBudget
+from fourfold.plan.budget import INSTRUCTION, MEMORY, SIMULATION, SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import compiled
@@ -112,3 +112,26 @@ def test_the_step_of_the_fastest_layout_that_fits_is_kept() -> None:
     assert slower.seconds > first.seconds
     assert pricer.predict(LAYOUT) is first
     assert pricer.within(asked, SearchBudget(1.0)).predict(LAYOUT) is first, "whatever the constraints"
+
+
+@pytest.mark.parametrize("price", ["predict", "fits", "held", "end_ranks_bytes"])
+def test_the_instructions_that_are_lowered_are_counted_as_work(price: str) -> None:
+    asked, layout = request(16, 64), replace(LAYOUT, pp=4, dp_shard=2)
+    pricer = Pricer(asked, SearchBudget(1e9))
+    share = 1.0 if price == "predict" else MEMORY
+    spent = []
+    for _ in range(2):  # the second time they are there already
+        before = pricer.budget.spent
+        getattr(pricer, price)(layout)
+        spent.append(pricer.budget.spent - before)
+        pricer._best.clear()
+    assert spent[0] >= share * (SIMULATION + 100 * INSTRUCTION)
+    assert share * SIMULATION <= spent[1] <= spent[0]
+
+
+def test_what_another_shape_s_timeline_added_is_taken_over_for_a_pipeline_alone() -> None:
+    asked = request(16, 64)
+    for pp, added in ((1, False), (2, True), (4, True)):
+        pricer, layout = Pricer(asked), replace(LAYOUT, pp=pp, dp_shard=8 // pp)
+        timeline = pricer.timeline(layout, 0.0)
+        assert (pricer.like(layout, timeline / 2) == pytest.approx(timeline)) == added

@@ -2,13 +2,24 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.program.schedule import BUILT_IN, StageTimes, auto_orders, check_orders, schedule_orders, stage_ranks
+from fourfold.program.schedule import (
+    BUILT_IN,
+    Orders,
+    StageTimes,
+    auto_orders,
+    check_orders,
+    schedule_orders,
+    search,
+    stage_ranks,
+)
+from fourfold.program.schedule.execution import Execution, execute
 from fourfold.program.timeline import Timeline, timeline
 from tests.support.shortest_step import ShortestStep
 
@@ -69,6 +80,22 @@ def test_without_a_limit_it_takes_the_memory_of_the_plain_schedule(P: int, v: in
 def test_even_stages_wait_for_the_first_activation_alone(P: int, M: int, v: int) -> None:
     """3vM + P - 1 with F = I = W = 1 is the least possible: rank P - 1 starts at P - 1 and never idles again."""
     assert run(P, v, M, StageTimes.uniform(P * v)).makespan == 3 * v * M + P - 1
+
+
+def test_the_search_tries_as_many_orders_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def counted(orders: Orders, *rest: Any) -> Execution:
+        tried.append(orders)
+        return execute(orders, *rest)
+
+    monkeypatch.setattr(search, "execute", counted)
+    ranks, times = stage_ranks("1f1b", 3, 1), uneven(3, 1)
+    orders = schedule_orders("1f1b", 3, 1, 6)
+    for budget in (5, 12):
+        tried.clear()
+        search.improve(orders, ranks, times, [99.0] * 3, 0.0, budget)
+        assert len(tried) == budget + 1  # the one that it begins with
 
 
 def test_the_same_arguments_give_the_same_orders() -> None:

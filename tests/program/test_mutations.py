@@ -303,6 +303,7 @@ def test_an_incomplete_set_of_ranks_is_refused(lost: list[int]) -> None:
     assert f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost[:8]))}{named} of the layout's 16 ranks" in str(
         fault
     )
+    assert (fault.rank, fault.index) == (lost[0], 0)
 
 
 def test_a_rank_that_the_layout_lacks_is_refused() -> None:
@@ -310,6 +311,7 @@ def test_a_rank_that_the_layout_lacks_is_refused() -> None:
     programs = training(spec)
     (fault,) = verify({**programs, 2: programs[0]}, spec)
     assert "given for rank 2, and the layout has ranks 0 to 1" in str(fault)
+    assert (fault.rank, fault.index) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def test_neighbours_are_not_correlated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("std", "expected"), [(None, "ones"), (0.0, "zeros"), (0.02, "normal"), (0.02 / math.sqrt(6), "normal")]
+    ("std", "expected"),
+    [(None, "ones"), (0.0, "zeros"), (0.02, "normal"), (1.0, "normal"), (0.02 / math.sqrt(6), "normal")],
 )
 def test_initial_values_of_a_parameter(std: float | None, expected: str) -> None:
     spec = ParameterSpec("p", (50, 40), std, True, None)

@@ -5,12 +5,21 @@ import gc
 import itertools
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fourfold.program import lower_step
-from fourfold.runtime.progress import TRAINING, ProgressBoard, clear_positions, read_positions
+from fourfold.runtime.progress import (
+    NOWHERE,
+    SAVING,
+    TRAINING,
+    ProgressBoard,
+    clear_positions,
+    describe_save_wait,
+    read_positions,
+)
 from tests.support.programs import make_view
 
 PR_SET_SECCOMP, STRICT = 22, 1
@@ -46,3 +55,27 @@ def test_an_instruction_is_recorded_without_a_system_call(tmp_path: Path, monkey
     os.waitpid(process, 0)
     _, position = read_positions(tmp_path)
     assert (position.step, position.counter) == (5, counters[-1])
+
+
+def test_every_rank_has_a_record_of_its_own(tmp_path: Path) -> None:
+    """Also those whose records lie on another page of the file."""
+    clear_positions(tmp_path, 200)
+    assert read_positions(tmp_path) == []
+    steps = {}
+    for rank in (0, 70, 199):
+        ProgressBoard(tmp_path, rank).enter(SAVING, rank + 1)
+        steps[rank] = rank + 1
+        positions = read_positions(tmp_path)
+        assert len(positions) == 200
+        assert {place: each.step for place, each in enumerate(positions) if each != NOWHERE} == steps
+
+
+def test_who_has_not_come_to_a_save_is_named() -> None:
+    """A rank that saves an earlier step has not, nor has one that does something else at that step."""
+    places = [
+        replace(NOWHERE, step=step, kind=kind) for step, kind in ((5, SAVING), (4, SAVING), (5, SAVING), (5, TRAINING))
+    ]
+    assert describe_save_wait(0, 5, places) == (
+        "rank 0 waits to save step 5; rank 1 stopped at step 4 #0; rank 3 stopped at step 5 #0"
+    )
+    assert describe_save_wait(0, 5, places[:1] + places[2:3]).endswith("all its peers came: a connection was lost")

@@ -247,7 +247,7 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     """Parameters that arrive while the next first forward runs: less than waiting for them, never less than not sending them."""
     degrees = {"pp": 1, "dp_shard": 4, "zero": 1}
     spec = make_spec(MODEL, transport="native", precision={"compute": "bf16"}, accumulation=3, **degrees)
-    prices = real_prices(spec)
+    prices = real_prices(spec, overlap_data=False)  # nothing else runs beside kernels, and slows them
     waited, ahead, contended = (
         simulate(
             spec, replace(prices, software=replace(prices.software, overlap_param_gather=early, contention=contention))

@@ -11,7 +11,7 @@ from fourfold.program import Op
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.liveness import ledger, memory_peak
 from fourfold.simulate.critical_path import critical_path
-from fourfold.simulate.memory import memory_over_time
+from fourfold.simulate.memory import memory_along, memory_over_time
 from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.step import Simulation, simulate
 from fourfold.simulate.summary import StepSummary
@@ -113,6 +113,14 @@ def test_memory_over_time_has_the_peak_of_the_program(simulation: Simulation, sp
             assert sum(sizes[span] for sizes in curve.by_kind.values()) == curve.bytes[span]
         at_peak = {kind: sizes[curve.peak] for kind, sizes in curve.by_kind.items() if sizes[curve.peak]}
         assert at_peak == {kind: size for kind, size in peak.by_kind().items() if size}
+
+
+def test_what_is_held_stays_when_no_instruction_begins_any_more(simulation: Simulation) -> None:
+    starts = simulation.times.ranks[0].starts
+    curve = memory_along(simulation.programs[0], starts, 3 * max(starts), 30)
+    assert len(set(curve.bytes[11:])) == 1
+    assert curve.bytes[-1] > 0
+    assert sum(sizes[-1] for sizes in curve.by_kind.values()) == curve.bytes[-1]
 
 
 def test_no_kind_of_memory_is_below_zero() -> None:

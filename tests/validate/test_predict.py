@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from fourfold.hardware import load_cluster
 from fourfold.launch.resolve import resolve_run
+from fourfold.program.view import rank_views
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import prices_for
 from fourfold.validate import Case, MeasuredStep, Software, checked_prediction, predict_case, read_cases
+from fourfold.validate.predict import host_update_seconds
+from tests.support.programs import make_spec
 
 CASES = {case.name: case for case in read_cases(Path(__file__).parent / "cases.toml")}
 
@@ -122,3 +126,13 @@ def test_a_case_that_cannot_be_is_refused_with_its_reason() -> None:
 )
 def test_software_is_known_by_its_framework_or_what_it_forks(name: str, known: bool) -> None:
     assert Software(name=name).is_known == known
+
+
+def test_an_optimizer_step_on_the_host_takes_as_long_as_its_copies() -> None:
+    """16 bytes of each parameter of the fullest stage, over the device's link."""
+    device = load_cluster("dgx-h100").device
+    for zero, shards in ((0, 1), (1, 4)):
+        spec = make_spec(pp=2, dp_shard=4, zero=zero)
+        numbers = [sum(p.numel for s in view.segments for p in s.parameters) for view in rank_views(spec)]
+        found = host_update_seconds(spec, device) * device.host_link_bytes_per_second / 16
+        assert max(numbers) / shards <= found <= max(numbers) / shards * 1.05

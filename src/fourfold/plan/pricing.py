@@ -146,9 +146,9 @@ class Pricer:
         try:
             spec, most = candidate_spec(self.request, candidate), self.request.memory_bytes
             compiled = self._compiled(candidate, spec)
-            held = predict_memory(spec, self.request.prices(spec.layout), compiled)
+            fits = all(each <= most for each in predict_memory(spec, self.request.prices(spec.layout), compiled))
             self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * compiled.num_instructions))
-            return all(each <= most for each in held)
+            return fits
         except UserError:
             return False
 
