@@ -7,6 +7,7 @@ python -m tools.reach of FILE [PYTEST-ARGUMENTS]   # runs the tests that execute
 import ast
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -22,6 +23,8 @@ MAP = ROOT / "tests" / "reach.json"
 MOST_TESTS = 40
 """Tests that the map names for a file."""
 _PHASES = (" (setup)", " (call)", " (teardown)")
+_OTHER = re.compile(r" \((?:setup|call|teardown)\)\|")
+"""Behind the test that a process was started for, where coverage names one that it serves later: `A (call)|B (call)`."""
 _TABLES = """
 create table test (id integer primary key, name text unique, seconds real);
 create table reach (file text, test integer, lines blob, primary key (file, test)) without rowid;
@@ -155,7 +158,8 @@ def gather(folder: Path, root: Path) -> None:
             if lines := int.from_bytes(bits, "little") & inside[name]:
                 found[name, context] |= lines
     merged: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for (name, context), lines in found.items():
+    for (name, joined), lines in found.items():
+        context = _OTHER.split(joined)[-1]
         for phase in _PHASES:
             if context.endswith(phase):
                 test = context.removesuffix(phase)

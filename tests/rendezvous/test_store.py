@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -68,6 +69,22 @@ def test_what_does_not_come_is_named(server: StoreServer) -> None:
         dist.PrefixStore("ranks", store).get("never")
     with pytest.raises(dist.DistStoreError, match=r"nobody set never in 0\.1 s"):
         store.wait(["never"], timedelta(seconds=0.1))
+
+
+def test_a_store_that_is_not_there_yet_is_waited_for(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks may start before the one that serves it."""
+    create, refused = socket.create_connection, []
+
+    def late(*arguments: Any, **options: Any) -> socket.socket:
+        if len(refused) < 3:
+            refused.append(arguments)
+            raise ConnectionRefusedError(111, "Connection refused")
+        return create(*arguments, **options)
+
+    monkeypatch.setattr("fourfold.rendezvous.connection._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(socket, "create_connection", late)
+    store_of(server).set("k", b"v")
+    assert len(refused) == 3
 
 
 def test_a_store_that_is_gone_is_named(server: StoreServer) -> None:

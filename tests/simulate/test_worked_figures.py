@@ -49,7 +49,8 @@ def bytes_a_parameter(*kinds: str, precision: dict, **layout: int) -> float:
     """Bytes of one rank's buffers of these kinds / parameters of the full model."""
     model = resolve_model(load_run(Path("preset:llama3-405b-16k")).model)
     spec = make_spec(model, precision=precision, **layout)
-    held = sum(buffer_bytes(rank_view(spec), f"{kind}/{unit}") for unit in rank_view(spec).flats for kind in kinds)
+    view = rank_view(spec)
+    held = sum(buffer_bytes(view, f"{kind}/{unit}") for unit in view.flats for kind in kinds)
     return held / sum(segment.numel for segment in spec.segments)
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -30,18 +30,17 @@ def undisturbed(run_file: Path):
 
 
 def memory_of(run: Supervised) -> MemoryFile:
-    """The memory file that a supervisor holds open."""
-    folder = Path(f"/proc/{run.process.pid}/fd")
-    (found,) = [path for path in folder.iterdir() if os.readlink(path).startswith("/dev/shm/#")]
+    """The memory file that a supervisor holds open, among files that it opens and closes meanwhile."""
+    found = None
+    for path in Path(f"/proc/{run.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found = path if os.readlink(path).startswith("/dev/shm/#") else found
+    assert found is not None, run.printed
     return MemoryFile(os.open(found, os.O_RDWR))
 
 
 def resumed(run: Supervised) -> list[tuple[int, str]]:
     return [(event["step"], event["source"]) for event in run.events("resume")]
-
-
-def is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def free_bytes() -> int:
@@ -71,7 +70,7 @@ def test_a_flipped_byte_falls_to_the_next_source(run_file: Path, undisturbed, tm
     own.write_text(run_file.read_text())
     changes = (*MEMORY, "checkpoint.every_steps=5", "faults.stall_seconds=0")
     with Supervised(own, tmp_path / "run", *changes, fault="stop:1:9:1") as run:
-        run.wait_until(lambda: run.pids and is_stopped(run.pids[1]))
+        run.wait_for_stop(1)
         memory = memory_of(run)
         for version in (0, 1):
             place = memory.data_start(1, version) + 5000

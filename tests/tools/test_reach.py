@@ -22,6 +22,10 @@ def unused() -> int:
 
 
 in_a_child = lambda: 3
+
+
+def served() -> int:
+    return 4
 """
 TESTS = """
 import os, subprocess, sys
@@ -49,6 +53,28 @@ def test_in_a_fork():
         module.in_a_child()
         os._exit(0)
     os.waitpid(pid, 0)
+
+SERVER = f'''
+import sys; sys.path[:0] = [{sys.path[0]!r}]
+import module
+from tests.support.reach import enter
+for line in sys.stdin:
+    enter(line.strip())
+    module.served()
+    print(flush=True)
+'''
+
+servers = []
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_served(number):
+    if not servers:
+        piped = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        servers.append(subprocess.Popen([sys.executable, "-c", SERVER], **piped))
+    print(os.environ["PYTEST_CURRENT_TEST"], file=servers[0].stdin, flush=True)
+    servers[0].stdout.readline()
+    if number == 2:
+        servers[0].communicate()
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_nothing(number):
@@ -80,15 +106,19 @@ def names(tests: list[str]) -> set[str]:
 
 
 def test_lines_are_those_of_the_test_s_own_processes(reach: Reach) -> None:
-    used, unused, in_a_child = 5, 9, 12
+    used, unused, in_a_child, served = 5, 9, 12, 16
     assert names(reach.tests_of_lines("src/module.py", [used])) == {"here"}
-    assert names(reach.tests_of_lines("src/module.py", [in_a_child])) == {"in_a_process_of_its_own", "in_a_fork"}
+    imported = {"in_a_process_of_its_own", "in_a_fork", "served[1]"}
+    assert names(reach.tests_of_lines("src/module.py", [in_a_child])) == imported, "a lambda's line makes it too"
+    assert names(reach.tests_of_lines("src/module.py", [served])) == {"served[1]", "served[2]"}, "in one process"
     assert names(reach.tests_of_lines("src/module.py", [1, 4])) == set(), "an import is no use"
     every = {
         "here",
         "with_a_fixture_that_another_made",
         "in_a_process_of_its_own",
         "in_a_fork",
+        "served[1]",
+        "served[2]",
         "nothing[1]",
         "nothing[2]",
     }
@@ -105,14 +135,12 @@ def test_the_map_names_functions_those_that_execute_much_of_it_first(reach: Reac
     found = map_of(reach)
     file = found["files"]["src/module.py"]  # type: ignore[index]
     ordered = [found["tests"][place] for place in file["tests"]]  # type: ignore[index]
-    assert file["number"] == len(ordered) == 5
-    assert names(ordered[1:3]) | names(ordered[:1]) == {"here", "in_a_process_of_its_own", "in_a_fork"}, (
-        "two lines of it"
-    )
+    assert file["number"] == len(ordered) == 6
+    assert names(ordered[:4]) == {"here", "served", "in_a_process_of_its_own", "in_a_fork"}, "two lines of it"
 
 
 def test_bodies_of_functions_are_lines_that_an_import_leaves_alone() -> None:
-    assert [line for line in range(20) if function_lines(MODULE) >> line & 1] == [5, 9, 12]
+    assert [line for line in range(20) if function_lines(MODULE) >> line & 1] == [5, 9, 12, 16]
 
 
 def test_the_map_of_this_tree_names_tests_that_exist_for_files_that_exist() -> None:

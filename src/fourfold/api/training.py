@@ -273,7 +273,7 @@ def write_report(folder: RunFolder) -> str:
         found = compare(folder)
         write_run_trace(found, folder.path / TRACE)
         write_page(page, folder.path.resolve().name, run_documents(folder, found))
-    except (UserError, RunFailure) as error:
+    except UserError as error:
         return f"none: {error}"
     return str(short_path(page))
 
