@@ -141,23 +141,27 @@ def collected(tree: Path, marks: str) -> set[str]:
 
 
 def order(reach: Reach, mutant: Mutant, allowed: set[str], seconds: float, before: str | None) -> list[str]:
-    """Tests in the order in which they are tried: the one that caught it before, then one case of each function, quick ones of the
-    mutant's own package first, for as long as `seconds` last."""
+    """Tests in the order in which they are tried: the one that caught it before, then one case of each function after the other,
+    quick ones first: those of the mutant's own package for half of the `seconds`, the others', and those that are left of its own."""
     tests = [test for test in reach.tests_of_lines(mutant.path, range(mutant.line, mutant.line + 1)) if test in allowed]
     own = f"tests/{mutant.package}/"
-    tests.sort(key=lambda test: (not test.startswith(own), reach.seconds(test)))
+    tests.sort(key=reach.seconds)
     rounds: Counter[str] = Counter()
     ranked = []
     for place, test in enumerate(tests):
         function = test.split("[")[0]
         ranked.append((rounds[function], place, test))
         rounds[function] += 1
-    chosen, spent = [], 0.0
-    for _, _, test in sorted(ranked):
-        spent += reach.seconds(test)
-        if (spent > seconds and chosen) or len(chosen) >= MOST_TESTS:
-            break
-        chosen.append(test)
+    near, far = ([test for *_, test in sorted(ranked) if test.startswith(own) == is_near] for is_near in (True, False))
+    chosen: list[str] = []
+    left = seconds
+    for some, share in ((near, 0.5), (far, 1.0), (near, 1.0)):
+        most = share * left
+        for test in some:
+            cost = reach.seconds(test)
+            if test not in chosen and len(chosen) < MOST_TESTS and (cost <= most or not chosen):
+                chosen.append(test)
+                most, left = most - cost, left - cost
     if before is not None and before in allowed:
         chosen = [before, *(test for test in chosen if test != before)]
     return chosen
