@@ -1,19 +1,22 @@
 """The search simulates the low-memory layout with the best timeline, whatever the bounds say."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.bound import Bounder, Bounds, Parts
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.low_memory import CLEARLY, SHARE, LowMemory
+from fourfold.plan.low_memory import CLEARLY, SHARE, LowMemory, Small
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
-from fourfold.plan.space import block_shapes
+from fourfold.plan.space import Pipeline, block_shapes
 from fourfold.simulate.prediction import StepPrediction
 from tests.plan.test_bounds import request
+from tests.plan.test_pricer import LAYOUT
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +104,17 @@ def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, mo
     assert not found.best
     assert found.smallest is not None
     assert found.smallest[1] == min(held) > tight.memory_bytes
+
+
+def test_so_many_layouts_are_tried_and_no_more() -> None:
+    tried = []
+
+    def exceeds(candidate: Candidate, most: float) -> bool:
+        tried.append((candidate.pp, most))
+        return True
+
+    pricer: Any = SimpleNamespace(timeline=lambda candidate, bound: float(candidate.pp), end_ranks_exceed=exceeds)
+    layouts = [replace(LAYOUT, pp=pp) for pp in (16, 2, 8, 32, 4, 64)]
+    small = {Pipeline(each.pp, "1f1b", 1): Small(1.0, Parts(1.0, 0.0, 0.0), each) for each in layouts}
+    assert LowMemory(1e9, small).fastest(pricer, 5.0) is None
+    assert tried == [(pp, 5.0) for pp in (2, 4, 8, 16)]

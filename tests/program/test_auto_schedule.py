@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,6 +97,21 @@ def test_the_search_tries_as_many_orders_as_it_may(monkeypatch: pytest.MonkeyPat
         tried.clear()
         search.improve(orders, ranks, times, [99.0] * 3, 0.0, budget)
         assert len(tried) == budget + 1  # the one that it begins with
+
+
+def test_the_search_ends_when_nothing_got_better_for_so_many_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves, neighbours = [], search._neighbours
+
+    def counted(*arguments: Any) -> Iterator[Any]:
+        moves.append(arguments)
+        return neighbours(*arguments)
+
+    monkeypatch.setattr(search, "_neighbours", counted)
+    monkeypatch.setattr(search, "_STALE", 6)
+    ranks, times = stage_ranks("1f1b", 3, 1), StageTimes.uniform(3)
+    shortest = schedule_orders("auto", 3, 1, 6, times)
+    assert search.improve(shortest, ranks, times, [99.0] * 3, 0.0, 10_000) == shortest
+    assert len(moves) == 6
 
 
 def test_the_same_arguments_give_the_same_orders() -> None:

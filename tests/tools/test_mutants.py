@@ -148,9 +148,10 @@ def test_the_tests_that_reach_the_line_are_tried_quick_ones_of_its_package_first
     )
     allowed = {far, f"{near}[1]", f"{near}[2]", slow, "tests/layout/test_b.py::test_other_line"}
     assert order(reach, mutant, allowed, 1000, None) == [f"{near}[2]", slow, f"{near}[1]", far]
-    assert order(reach, mutant, allowed, 1, None) == [f"{near}[2]"]
-    assert order(reach, mutant, allowed, 1, far) == [far, f"{near}[2]"]
-    assert order(reach, mutant, allowed, 1, "tests/gone.py::test_gone") == [f"{near}[2]"]
+    assert order(reach, mutant, allowed, 50.45, None) == [f"{near}[2]", f"{near}[1]", far], "others have their half"
+    assert order(reach, mutant, allowed, 0.45, None) == [f"{near}[2]", far]
+    assert order(reach, mutant, allowed, 0.1, far) == [far, f"{near}[2]"]
+    assert order(reach, mutant, allowed, 0.1, "tests/gone.py::test_gone") == [f"{near}[2]"], "one at least"
 
 
 def test_equivalent_mutants_and_those_that_are_gone_are_not_judged() -> None:
