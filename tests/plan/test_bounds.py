@@ -126,8 +126,9 @@ def test_bounds_are_near_the_simulation(
 
 
 def test_bounds_are_the_same_whatever_was_bounded_before() -> None:
-    asked = request(16, 64, **EXPERTS)
-    shapes, kept = list(block_shapes(asked))[::5], Bounder(asked)
+    asked = request(8, 16, **EXPERTS)
+    shapes = [shape for shape in block_shapes(asked) if shape.tp == 2 and shape.recompute == "none"][::2]
+    kept = Bounder(asked)
     assert {(shape.ep, shape.etp) for shape in shapes} > {(2, 1), (2, 2)}
     for shape in shapes:
         found, alone = kept.bounds(shape), Bounder(asked).bounds(shape)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+from tests.support.grid import others_are_rest
 from tests.support.supervised import Supervised, left_by, read_lines, write_run
 from tests.support.waiting import until
 
@@ -26,18 +27,18 @@ def undisturbed(run_file: Path):
         return left_by(run.out)
 
 
-def test_every_rank_may_be_killed_and_the_run_is_the_same(run_file: Path, undisturbed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", others_are_rest([[(8, 0)], [(2, 1), (8, 0), (17, 1)]], [[(8, 0)]]), ids=len)
+def test_every_rank_may_be_killed_and_the_run_is_the_same(
+    run_file: Path, undisturbed, tmp_path: Path, kills: list[tuple[int, int]]
+) -> None:
     with Supervised(run_file, tmp_path / "run", "run.track_memory=true") as run:
-        for step, rank in ((2, 1), (8, 0), (17, 1)):
+        for step, rank in kills:
             run.wait_for_step(step)
             run.kill_rank(rank)
         assert run.finish() == 0, run.printed
-        assert [(event["rank"], event["cause"]) for event in run.events("failure")] == [
-            (1, "killed"),
-            (0, "killed"),
-            (1, "killed"),
-        ]
-        assert len(run.events("restart")) == 3
+        killed = [(event["rank"], event["cause"]) for event in run.events("failure")]
+        assert killed == [(rank, "killed") for _, rank in kills]
+        assert len(run.events("restart")) == len(kills)
         assert left_by(run.out) == undisturbed
         assert len({row["peak_memory_bytes"] for row in read_lines(run.out / "metrics.jsonl")}) == 1
 
