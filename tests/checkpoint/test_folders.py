@@ -1,11 +1,15 @@
 """Folders of checkpoints: what is replaced or deleted, and what a full disk's message says."""
 
+import errno
+import os
 import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from fourfold.checkpoint.folders import aside, move_into_place, remove_tree, room_advice
+from fourfold.checkpoint.folders import aside, move_into_place, remove_tree, room_advice, sync_folder, write_text
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link to a folder"])
@@ -52,3 +56,37 @@ def test_a_limit_on_files_is_named_where_it_is_what_is_too_small(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, resource.RLIM_INFINITY))
     assert word in room_advice(tmp_path, needed)
+
+
+def test_what_was_written_is_on_disk_before_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file, and the entries of its folder."""
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append((path, path.read_text() if path.is_file() else None))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_text(tmp_path / "file", "text")
+    sync_folder(tmp_path)
+    assert synced == [(tmp_path / "file", "text"), (tmp_path, None)]
+
+
+@pytest.mark.parametrize(("number", "is_raised"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_folder_that_cannot_be_synced_is_an_error_unless_none_there_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_raised: bool
+) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output") if is_raised else nullcontext():
+        sync_folder(tmp_path)
+
+
+def test_what_is_damaged_is_said_with_the_advice_and_without() -> None:
+    error = DamagedCheckpoint("step-000005 is truncated", "what works: an older one")
+    assert (str(error), error.problem) == (
+        "step-000005 is truncated; what works: an older one",
+        "step-000005 is truncated",
+    )

@@ -16,6 +16,7 @@ from fourfold.plan.partial_recompute import made_to_fit
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.program.footprints import Footprints
+from fourfold.simulate.durations import Durations
 from tests.plan.dense import DENSE, LAYOUT
 
 LAYOUTS = {"one stage": LAYOUT, "pipeline": replace(LAYOUT, pp=4, dp_shard=2)}
@@ -63,6 +64,20 @@ def test_the_step_is_longer_by_what_the_choice_says() -> None:
         assert isinstance(all_alike, Priced)
         expected = 16 * costs.seconds(block, way)
         assert all_alike.seconds - none.seconds == pytest.approx(expected, rel=0.15, abs=0.002 * none.seconds), way
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_copy_costs_what_the_computations_beside_it_do_not_hide(ahead: int) -> None:
+    request, _, _ = asked(LAYOUT, 0.5, 5e9)
+    spec = candidate_spec(replace(request, prefetch=ahead), LAYOUT)
+    prices, footprints = request.prices(spec.layout), Footprints(spec.model, spec.shape)
+    block = next(each for each in spec.segments if each.kind == "block")
+    kept, durations = footprints.of(block, "none"), Durations(prices)
+    copy = prices.host_copy(kept.saved_bytes)
+    beside = [ahead * durations.work(work).seconds for work in (kept.forward, kept.backward)]
+    assert copy > beside[1] > beside[0] or not ahead
+    expected = spec.layout.num_microbatches * sum(copy - each for each in beside)
+    assert WaysToSpare(spec, prices, footprints).seconds(block, "offload") == pytest.approx(expected)
 
 
 def test_the_run_file_says_the_same() -> None:

@@ -19,6 +19,7 @@ from tests.rehearse.layouts import FEW, LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
 from tests.support.grid import others_are_rest
 from tests.support.parity_runs import run_table
+from tests.support.programs import make_spec
 
 pytestmark = pytest.mark.grid(1)
 
@@ -129,6 +130,16 @@ def test_a_run_that_cannot_be_captured_is_refused(sections: dict[str, Any], mess
     check_graphs(parse_run(run_table(**sections)), spec, torch.device("cpu"), "flash")
     with pytest.raises(UserError, match="attention by tiled sends its tiles from the host"):
         check_graphs(config, replace(spec, document_mask=False), torch.device("cuda"), "tiled")
+
+
+@pytest.mark.parametrize("away", [{"offload": "activations"}, {"offload_optimizer": True}], ids=str)
+def test_a_run_that_copies_to_the_host_is_refused(away: dict[str, Any]) -> None:
+    config = parse_run(run_table(run={"cuda_graphs": True}))
+    spec = make_spec(**away)
+    with pytest.raises(
+        UserError, match=r"its copies to the host run beside the stream that is captured \(layout\.offload"
+    ):
+        check_graphs(config, spec, torch.device("cuda"), "flash")
 
 
 def test_numbers_stay_where_they_are() -> None:
