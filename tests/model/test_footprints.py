@@ -8,6 +8,7 @@ import pytest
 from fourfold.config import ModelConfig
 from fourfold.model.footprint import Shape, segment_footprint, segment_halves
 from fourfold.model.spec import build_segments
+from tests.support.programs import make_spec
 from tests.support.ranks import run_on_ranks
 from tests.support.segment_memory import measure
 
@@ -114,3 +115,29 @@ def test_activations_follow_the_published_formula() -> None:
     for tp in (2, 4, 8):
         assert kept(tp, True) * tp == kept(1, False)
         assert kept(tp, True) < kept(tp, False)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_gated_block_with_shared_heads_keeps_what_its_backward_reads(tp: int) -> None:
+    """In bf16, of a token: the residual between both halves, queries, keys, values, what attention gives, gate, up; of every head
+    a log-sum-exp, and of every norm a root of the mean square, in fp32. And what selective recomputation rebuilds: two normed
+    inputs, and the product of gate and up. The block's input is its neighbour's output."""
+    hidden, heads, kv, head, ffn = 64, 8, 2, 8, 160
+    sizes = {
+        "num_layers": 1,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "num_kv_heads": kv,
+        "ffn_size": ffn,
+        "vocab_size": 96,
+    }
+    spec = make_spec(sizes, sequence_length=32, tp=tp, sequence_parallel=tp > 1, precision={"compute": "bf16"})
+    block = next(each for each in spec.segments if each.kind == "block")
+    kept, rebuilt = (
+        segment_footprint(block, spec.model, spec.shape, policy).saved_bytes / spec.shape.tokens
+        for policy in ("none", "selective")
+    )
+    again = 2 * (2 * hidden + ffn)
+    read = 2 * (hidden + (heads + 2 * kv) * head + heads * head + 2 * ffn) + 4 * (heads + 2)
+    assert kept * tp == read + again
+    assert (kept - rebuilt) * tp == again
