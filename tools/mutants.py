@@ -142,7 +142,7 @@ def collected(tree: Path, marks: str) -> set[str]:
 
 def order(reach: Reach, mutant: Mutant, allowed: set[str], seconds: float, before: str | None) -> list[str]:
     """Tests in the order in which they are tried: the one that caught it before; those of the mutant's own package, for half of the
-    `seconds`; the others'; what is left of its own. Of each, one case of every function after the other, quick ones first."""
+    `seconds`; the others'; what is left of its own. Each time one case of every function after the other, quick ones first."""
     tests = [test for test in reach.tests_of_lines(mutant.path, range(mutant.line, mutant.line + 1)) if test in allowed]
     own = f"tests/{mutant.package}/"
     tests.sort(key=reach.seconds)

@@ -58,8 +58,9 @@ def test_a_limit_on_files_is_named_where_it_is_what_is_too_small(
     assert word in room_advice(tmp_path, needed)
 
 
-def test_what_was_written_is_on_disk_before_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file, and the entries of its folder."""
+def test_a_small_file_and_its_folder_are_on_disk_when_the_call_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced = []
 
     def fsync(descriptor: int) -> None:
@@ -84,7 +85,7 @@ def test_a_folder_that_cannot_be_synced_is_an_error_unless_none_there_can(
         sync_folder(tmp_path)
 
 
-def test_what_is_damaged_is_said_with_the_advice_and_without() -> None:
+def test_a_damaged_checkpoint_has_its_message_with_the_advice_and_without() -> None:
     error = DamagedCheckpoint("step-000005 is truncated", "what works: an older one")
     assert (str(error), error.problem) == (
         "step-000005 is truncated; what works: an older one",

@@ -206,7 +206,7 @@ def test_the_boxes_of_a_range_are_its_elements_in_order(data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize(("most", "rows"), [(4, [1] * 8), (8, [2] * 4), (12, [3, 3, 2]), (100, [8])])
-def test_a_block_is_as_many_whole_rows_as_it_may_be(most: int, rows: list[int]) -> None:
+def test_a_block_is_as_many_rows_as_it_may_be(most: int, rows: list[int]) -> None:
     box: Box = ((0, 8), (0, 4))
     found = [box_shape(block) for _, block, _ in blocks(box, box, most, 4)]
     assert found == [(number, 4) for number in rows]

@@ -305,7 +305,7 @@ def test_a_large_pair_is_known_by_samples_of_all_of_it(
 
 
 def test_documents_are_encoded_in_groups_of_so_many_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those for training and of those for validation."""
+    """Documents for training count as those for validation do."""
     monkeypatch.setattr(build, "_BATCH_CHARS", 10)
     documents = [("x" * 5, ""), ("", "y" * 5), ("x" * 9, ""), ("", "y"), ("x", "")]
     corpus: Any = SimpleNamespace(documents=lambda: iter(documents))

@@ -156,11 +156,11 @@ def test_megatron_recomputes_modules_that_it_knows(more: dict) -> None:
 
 
 @pytest.mark.parametrize("original", [4096, 8192])
-def test_yarn_of_latent_attention_is_taken_with_megatrons_own_range(original: int) -> None:
+def test_yarn_of_mla_is_taken_with_megatrons_own_range(original: int) -> None:
     yarn = YarnScaling(factor=4.0, original_max_position=original, mscale=1.0, mscale_all_dim=1.0)
-    latent = asked("deepseek-v3", 128)
-    model = replace(latent.model, yarn_scaling=yarn)
-    _, missing = megatron(TrainerJob(replace(latent, model=model), replace(DEFAULT, dp_shard=128)))
+    request_of_mla = asked("deepseek-v3", 128)
+    model = replace(request_of_mla.model, yarn_scaling=yarn)
+    _, missing = megatron(TrainerJob(replace(request_of_mla, model=model), replace(DEFAULT, dp_shard=128)))
     assert any("it will take (4096, 32.0, 1.0)" in each for each in missing) == (original != 4096)
 
 

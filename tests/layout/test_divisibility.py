@@ -106,7 +106,7 @@ MLA: dict[str, Any] = {
         ({}, 32, False, None),
     ],
 )
-def test_latent_attention_leaves_numbers_that_share_a_scale_together(
+def test_mla_leaves_numbers_that_share_a_scale_together(
     more: dict[str, Any], tokens: int, parallel: bool, size: tuple[str, int] | None
 ) -> None:
     model = _model({**MLA, "ffn_size": 192, **more})

@@ -16,7 +16,7 @@ from fourfold.simulate.run_prices import SoftwareOverrides
 
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
 EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
-WIDE = {"num_layers": 2, "hidden_size": 4096, "num_heads": 32, "ffn_size": 16384}
+LARGE_BLOCKS = {"num_layers": 2, "hidden_size": 4096, "num_heads": 32, "ffn_size": 16384}
 MLA = {
     "family": "deepseek_v3", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "num_shared_experts": 1, "first_dense_layers": 1,
     "num_kv_heads": 16, "router": "sigmoid", "query_rank": 256, "key_value_rank": 128, "nope_head_dim": 64,
@@ -95,7 +95,7 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict, count: int) 
     [
         ({}, {}, {"zero": 3, "dp_shard": 8}, 0.93, 0.9),
         ({}, {"microbatch_sequences": 4}, {"zero": 3, "dp_shard": 8}, 0.8, 0.95),
-        (WIDE, {"recompute": "full"}, {"zero": 3, "dp_shard": 8}, 0.68, 0.82),
+        (LARGE_BLOCKS, {"recompute": "full"}, {"zero": 3, "dp_shard": 8}, 0.68, 0.82),
         ({}, {"microbatch_sequences": 2}, {"pp": 4, "schedule": "1f1b", "zero": 1}, 0.78, 0.82),
         (
             {},
@@ -106,7 +106,7 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict, count: int) 
         ),
         (EXPERTS, {"microbatch_sequences": 2, "ep": 4}, {"pp": 2, "schedule": "1f1b", "zero": 1}, 0.92, 0.85),
     ],
-    ids=["sharded", "large microbatches", "wide blocks, recomputed", "pipeline", "selective", "experts"],
+    ids=["sharded", "large microbatches", "large blocks, recomputed", "pipeline", "selective", "experts"],
 )
 def test_bounds_are_near_the_simulation(
     more: dict, shape: dict, around: dict, least_bytes: float, least_seconds: float

@@ -114,7 +114,7 @@ def test_the_step_of_the_fastest_layout_that_fits_is_kept() -> None:
     assert pricer.within(asked, SearchBudget(1.0)).predict(LAYOUT) is first, "whatever the constraints"
 
 
-@pytest.mark.parametrize("price", ["predict", "fits", "held", "end_ranks_bytes"])
+@pytest.mark.parametrize("price", ["predict", "fits", "end_ranks_bytes"])
 def test_the_instructions_that_are_lowered_are_counted_as_work(price: str) -> None:
     asked, layout = request(16, 64), replace(LAYOUT, pp=4, dp_shard=2)
     pricer = Pricer(asked, SearchBudget(1e9))

@@ -1,4 +1,4 @@
-"""Of the tensors that are not finite, the one that was written first is named, whichever rank has it."""
+"""The first tensor that was not finite when it was written is named, whichever rank has it."""
 
 from types import SimpleNamespace
 from typing import Any

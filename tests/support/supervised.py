@@ -188,7 +188,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def of_threads(pid: int, name: str) -> list[str]:
-    """What the system tells under a name of each thread of a process; of none where the process ends meanwhile."""
+    """Texts of the file with a name of each thread of a process; none where the process ends meanwhile."""
     told: list[str] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
