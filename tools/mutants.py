@@ -5,8 +5,8 @@
     python -m tools.mutants table --set FILE --results BEFORE --results R
 
 A mutant is caught where a test fails that passes without it, or runs past its time limit. Which tests reach it is read from the
-data that `make test-all` leaves. The test that caught it in an earlier run comes first, then one case of each function, quick ones
-first. A mutant that `--seconds` of tests do not notice counts as missed, so the share that is printed is a lower bound. Mutants
+data that `make test-all` leaves. The test that caught it in an earlier run comes first, then those of its own package, for half of
+the time. A mutant that `--seconds` of tests do not notice counts as missed, so the share that is printed is a lower bound. Mutants
 that no test could notice are in `tools/mutants_equivalent.toml`, each with the reason.
 """
 

@@ -61,7 +61,7 @@ def cases_of(method: tuple[int, int, bool], dtype: torch.dtype = torch.float64) 
 @pytest.mark.parametrize("part", others_are_rest(range(5), (0,)))
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_equals_full_attention(method, part: int) -> None:
-    """Every fifth case, from another one on for each part: all kinds of heads, and most of documents."""
+    """Every fifth case, from another one on for each part: all kinds of heads and of documents."""
     check_cases(cases_of(method)[part::5], 1e-10)
 
 

@@ -30,9 +30,6 @@ def test_every_neighbour_has_a_channel_for_each_direction(monkeypatch: pytest.Mo
         assert set(channels) == {(other, upwards) for other in near[rank] for upwards in (False, True)}
         assert len(set(channels.values())) == len(channels)
         orders.append(list(made))
-    assert (
-        len({len(order) for order in orders}) == 1
-    )  # all ranks make as many groups: one of itself for each that is others'
-    for groups in zip(*orders, strict=True):
+    for groups in zip(*orders, strict=True):  # all ranks make as many: one of itself for each that is others'
         pair = next(each for each in groups if len(each) == 2)
         assert [each == pair for each in groups] == [rank in pair for rank in RANKS]

@@ -70,9 +70,7 @@ def test_a_machine_that_comes_back_takes_part_again(run_file: Path, undisturbed,
 @pytest.mark.faults
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_of_either_machine_is_named(run_file: Path, undisturbed, tmp_path: Path, rank: int) -> None:
-    with two_machines(run_file, tmp_path / "run") as (leader, other):
-        leader.wait_for_step(6)
-        leader.signal_rank(rank, signal.SIGSTOP)
+    with two_machines(run_file, tmp_path / "run", fault=f"stop:{rank}:7:1") as (leader, other):
         assert leader.finish() == 0, leader.printed
         assert other.finish() == 0, other.printed
         (failure,) = leader.events("failure")

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from fourfold.checkpoint.digests import CHUNK_BYTES
 from fourfold.runtime.memory_file import MemoryFile
 from tests.support.supervised import Supervised, free_port, left_by, on_machines, read_lines, write_run
+from tests.support.waiting import until
 
 STEPS = 30
 MEMORY = ("checkpoint.memory_every_steps=1", "checkpoint.every_steps=20")
@@ -31,21 +32,25 @@ def undisturbed(run_file: Path):
 
 def memory_of(run: Supervised) -> MemoryFile:
     """The memory file that a supervisor holds open, among files that it opens and closes meanwhile."""
-    found = None
+    found = []
     for path in Path(f"/proc/{run.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):
-            found = path if os.readlink(path).startswith("/dev/shm/#") else found
-    assert found is not None, run.printed
-    return MemoryFile(os.open(found, os.O_RDWR))
+            found += [path] if os.readlink(path).startswith("/dev/shm/#") else []
+    (file,) = found
+    return MemoryFile(os.open(file, os.O_RDWR))
 
 
 def resumed(run: Supervised) -> list[tuple[int, str]]:
     return [(event["step"], event["source"]) for event in run.events("resume")]
 
 
-def free_bytes() -> int:
-    found = os.statvfs("/dev/shm")
-    return found.f_bfree * found.f_frsize
+def holders_of(name: str) -> list[int]:
+    """Processes that have the file open which /proc names so."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            found += [int(path.parts[2])] if os.readlink(path) == name else []
+    return found
 
 
 @pytest.mark.rest
@@ -148,21 +153,19 @@ def test_without_room_training_goes_on(run_file: Path, undisturbed, tmp_path: Pa
 
 @pytest.mark.rest
 def test_a_killed_supervisor_leaves_no_memory(run_file: Path, tmp_path: Path) -> None:
-    before = free_bytes()
+    """The file has no name, so that its memory is free when no process has it open: whatever else is in /dev/shm."""
     with Supervised(run_file, tmp_path / "run", *MEMORY, "batch.steps=100000") as run:
         run.wait_for_step(5)
-        assert os.fstat(memory_of(run).descriptor).st_mode & 0o777 == 0o600
-        held = before - free_bytes()
-        assert held > 100_000
-        pids = run.pids
+        descriptor = memory_of(run).descriptor
+        status, name = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")
+        assert status.st_mode & 0o777 == 0o600
+        assert status.st_nlink == 0
+        assert 512 * status.st_blocks > 100_000
+        os.close(descriptor)
+        assert run.process.pid in holders_of(name)
         run.process.kill()
         run.process.wait()
-        for descriptor in list(Path("/proc/self/fd").iterdir()):
-            if os.path.islink(descriptor) and os.readlink(descriptor).startswith("/dev/shm/#"):
-                os.close(int(descriptor.name))
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        pass
-    assert before - free_bytes() < held / 2
+    until(lambda: not holders_of(name))
 
 
 @pytest.mark.faults

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 from tests.support.grid import others_are_rest
-from tests.support.supervised import Supervised, left_by, read_lines, write_run
+from tests.support.supervised import Supervised, is_alive, left_by, read_lines, write_run
 from tests.support.waiting import until
 
 STEPS = 30
@@ -123,10 +123,3 @@ def test_no_process_outlives_the_supervisor(run_file, tmp_path) -> None:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -14,6 +14,7 @@ from fourfold.config.schema import FaultsSection
 from fourfold.launch.run_folder import RunFolder
 from fourfold.supervise.signals import LaunchOutcome
 from fourfold.supervise.supervisor import supervise
+from tests.support.supervised import is_alive
 from tests.support.waiting import until
 
 FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"
@@ -34,13 +35,6 @@ def launch(folder: RunFolder, mode: str, ranks: int = 3, grace: float = 5.0, **c
 
 def pids(folder: RunFolder) -> list[int]:
     return [int(path.read_text()) for path in folder.path.glob("pid-*")]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_every_rank_gets_its_environment_and_one_port(folder: RunFolder) -> None:

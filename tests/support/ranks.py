@@ -50,12 +50,11 @@ class RankPool:
         return [results[pipe] for pipe in self._pipes]
 
     def close(self) -> None:
+        patience = TIMEOUT_SECONDS if FOLDER in os.environ else 2  # what a rank reached is written at its end
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(
-                timeout=TIMEOUT_SECONDS if FOLDER in os.environ else 2
-            )  # what it reached is written at its end
+            process.join(timeout=patience)
             if process.is_alive():
                 process.kill()
         self._folder.cleanup()

@@ -14,6 +14,7 @@ from typing import Any
 
 from fourfold.checkpoint import read_manifest
 from fourfold.runtime.progress import Position, read_positions
+from fourfold.supervise.observation import process_state
 
 RUN = """
 [model]
@@ -133,7 +134,7 @@ class Supervised:
 
     def wait_for_stop(self, rank: int) -> int:
         """Until a rank that stops itself (fault `stop`) has stopped. Its process."""
-        self.wait_until(lambda: self.pids and is_stopped(self.pids[rank]))
+        self.wait_until(lambda: self.pids and process_state(self.pids[rank]) == "T")
         return self.pids[rank]
 
     def kill_rank(self, rank: int) -> None:
@@ -183,17 +184,21 @@ def queued_seconds(pid: int) -> float:
     return sum(int(text.split()[1]) for text in of_threads(pid, "schedstat")) / 1e9
 
 
-def is_stopped(pid: int) -> bool:
-    return any(text.rpartition(")")[2].split()[0] == "T" for text in of_threads(pid, "stat"))
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def of_threads(pid: int, name: str) -> list[str]:
-    """Texts of the file with a name of each thread of a process; none where the process ends meanwhile."""
+    """Texts of the file with a name of each thread of a process, but for threads that end meanwhile, and it."""
     told: list[str] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            told += filter(None, [Path(f"/proc/{pid}/task/{thread}/{name}").read_text()])
-    return told
+            with suppress(OSError):
+                told.append(Path(f"/proc/{pid}/task/{thread}/{name}").read_text())
+    return [text for text in told if text]
 
 
 def on_machines(
