@@ -1,4 +1,4 @@
-"""Blocks choose together what they do with their activations: it fits, and is no slower than one policy for the first blocks."""
+"""Blocks choose together what they do with their activations: it fits, and is no worse than one policy for the first blocks."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from fourfold.export.megatron import megatron
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.plan.activations import WAYS, WaysToSpare, chosen_together, seconds_per_gigabyte
+from fourfold.plan.activations import NEEDLESS, WAYS, WaysToSpare, chosen_together, seconds_per_gigabyte
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.partial_recompute import made_to_fit
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
@@ -41,14 +41,15 @@ def asked(layout: Candidate, share: float, link: float | None = None) -> tuple[R
 @pytest.mark.parametrize("link", [None, FAST_LINK], ids=["PCIe", "near memory"])
 @pytest.mark.parametrize("share", [0.3, 0.7])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_it_fits_and_is_no_slower_than_the_first_blocks_alone(name: str, share: float, link: float | None) -> None:
+def test_it_fits_and_is_no_worse_than_the_first_blocks_alone(name: str, share: float, link: float | None) -> None:
+    """By the score: a step may be longer by less than the feature is worth that it has less."""
     request, full, none = asked(LAYOUTS[name], share, link)
-    found, alone = chosen_together(Pricer(request), LAYOUTS[name]), made_to_fit(Pricer(request), none)
+    found, alone = chosen_together(Pricer(request), LAYOUTS[name]), made_to_fit(Pricer(request), none.candidate)
     assert found is not None
     assert alone is not None
     assert found.memory_bytes <= request.memory_bytes < none.memory_bytes
     assert none.seconds <= found.seconds < full.seconds
-    assert found.seconds <= alone.seconds * 1.0001
+    assert found.score <= alone.score * 1.0001
     if link is not None:
         assert set(found.candidate.activations) <= {"none", "offload"}, "copies that computation hides cost nothing"
 
@@ -76,7 +77,7 @@ def test_a_copy_costs_what_the_computations_beside_it_do_not_hide(ahead: int) ->
     copy = prices.host_copy(kept.saved_bytes)
     beside = [ahead * durations.work(work).seconds for work in (kept.forward, kept.backward)]
     assert copy > beside[1] > beside[0] or not ahead
-    expected = spec.layout.num_microbatches * sum(copy - each for each in beside)
+    expected = spec.layout.num_microbatches * (sum(copy - each for each in beside) + NEEDLESS * copy)
     assert WaysToSpare(spec, prices, footprints).seconds(block, "offload") == pytest.approx(expected)
 
 

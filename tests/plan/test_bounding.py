@@ -68,6 +68,7 @@ def test_context_parallelism_that_is_slow_is_recorded_for_the_largest_microbatch
 
 @pytest.mark.rest
 def test_the_same_layouts_are_kept_as_if_all_were_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Low-memory layouts are compared within their reach: what is beyond depends on the order of shapes."""
     monkeypatch.setattr("fourfold.plan.pool.KEPT", 40)
     asked = layouts_of(16, 64, **EXPERTS)
     pricer = Pricer(asked)
@@ -82,5 +83,9 @@ def test_the_same_layouts_are_kept_as_if_all_were_priced(monkeypatch: pytest.Mon
     assert passed.slower_shapes > 0 or passed.worse_bound > counts.worse_bound
     best, all_best = (sorted(each.columns()[0])[:40] for each in (found.pool, pool))
     assert best == pytest.approx(all_best)
-    kept = {pipeline: each.seconds for pipeline, each in found.small.by_pipeline.items()}
-    assert kept == pytest.approx({pipeline: each.seconds for pipeline, each in small.by_pipeline.items()})
+    kept, all_kept = (
+        {pipeline: each.seconds for pipeline, each in low.by_pipeline.items() if each.seconds < low.reach}
+        for low in (found.small, small)
+    )
+    assert len(kept) > 1
+    assert kept == pytest.approx(all_kept)

@@ -131,14 +131,14 @@ def test_matmuls_of_newton_schulz_are_declared_and_priced() -> None:
 def test_homes_divide_the_matmuls_and_are_priced() -> None:
     """The home that has most computes one matrix at least, and no more than longest-first allows; the update computes none."""
     seconds = {}
-    for chosen in ("shard", "home"):
+    for chosen in ("shard", "owner"):
         asked = request(16, 64, optimizer=section("muon", placement=chosen))
         view = rank_view(candidate_spec(asked, LAYOUT))
         steps = [s for s in lower_step(view).instructions if s.segment == "b0" and s.flops]
         seconds[chosen] = sum(s.flops for s in steps if s.op in (Op.UPDATE, Op.ORTHOGONALIZE))
     sizes, ranks = [size for _, _, size in _iterations(view.flats["b0"])], LAYOUT.tp * LAYOUT.dp
-    assert max(sizes) <= seconds["home"] <= max(max(sizes), 4 / 3 * sum(sizes) / ranks + max(sizes))
-    assert seconds["home"] < seconds["shard"]
+    assert max(sizes) <= seconds["owner"] <= max(max(sizes), 4 / 3 * sum(sizes) / ranks + max(sizes))
+    assert seconds["owner"] < seconds["shard"]
 
 
 @names

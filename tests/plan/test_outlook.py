@@ -7,7 +7,7 @@ import pytest
 
 from fourfold.hardware import load_cluster
 from fourfold.plan.bound import Bounder
-from fourfold.plan.outlook import AGAIN, TIGHT, Outlook
+from fourfold.plan.outlook import TIGHT, WORTH, Outlook, features
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -25,8 +25,8 @@ def small_device(asked: Request, memory_bytes: float) -> Request:
 def test_a_bound_of_the_score_is_below_the_score(more: dict) -> None:
     asked = small_device(request(32, 64, **more), 4e9)
     pricer, refused = Pricer(asked), 0
-    for layout, seconds, memory_bytes in drawn(asked, 16, seed=4):
-        bound = seconds * pricer.outlook.weight(layout, memory_bytes)
+    for layout, seconds, _ in drawn(asked, 16, seed=4):
+        bound = seconds * pricer.outlook.weight(layout)
         priced = pricer.price(layout)
         if isinstance(priced, str):
             refused += 1
@@ -45,17 +45,37 @@ def test_scores_of_a_table_are_those_of_its_layouts() -> None:
             continue
         scores = outlook.scores(bounds)
         for row in range(0, len(bounds), 7):
-            weight = outlook.weight(bounds.candidate(row), float(bounds.memory_bytes[row]))
+            weight = outlook.weight(bounds.candidate(row))
             assert scores[row] == pytest.approx(weight * bounds.seconds[row])
 
 
-def test_a_fuller_device_and_an_unusual_layout_weigh_more() -> None:
+def test_each_feature_has_to_buy_a_per_cent() -> None:
     asked = request(16, 64)
     outlook = Outlook(asked)
     layout = search(asked, keep=1).best[0].candidate
-    capacity = asked.cluster.device.memory_bytes
-    assert outlook.weight(layout, 0.9 * capacity) > outlook.weight(layout, 0.5 * capacity)
-    assert outlook.weight(layout, 0.0) < 1 + AGAIN * 0.04 + 0.05 * outlook.distance(layout)
+    plain = replace(
+        layout, pp=4, schedule="1f1b", virtual_stages=1, recompute="selective", activations=(), offload_optimizer=False
+    )
+    assert features(plain) == ()
+    assert outlook.weight(plain) == 1.0
+    others = {
+        "virtual stages": replace(plain, schedule="interleaved_1f1b", virtual_stages=2),
+        "zb_h1": replace(plain, schedule="zb_h1"),
+        "uneven recomputation": replace(plain, recompute="full:2"),
+        "offloaded activations": replace(plain, recompute="none", activations=("offload",) * 6),
+        "offloaded optimizer": replace(plain, offload_optimizer=True),
+    }
+    for name, other in others.items():
+        assert features(other) == (name,)
+        assert outlook.weight(other) == WORTH
+    several = replace(others["virtual stages"], activations=("offload", "none", "full", "none", "none", "none"))
+    assert outlook.weight(several) == pytest.approx(WORTH**3)
+
+
+def test_an_unusual_layout_is_farther_from_what_was_measured() -> None:
+    asked = request(16, 64)
+    outlook = Outlook(asked)
+    layout = search(asked, keep=1).best[0].candidate
     unusual = replace(layout, pp=4, schedule="dualpipe_v", virtual_stages=2, cp=2, cp_method="ring")
     assert outlook.distance(unusual) > outlook.distance(replace(unusual, schedule="1f1b", virtual_stages=1))
     assert outlook.distance(unusual) > outlook.distance(layout)
@@ -75,8 +95,8 @@ def test_a_machine_that_was_measured_goes_by_time() -> None:
     own = replace(asked, template=replace(asked.template, cluster=measured))
     outlook = Outlook(own)
     bounds = next(filter(None, map(Bounder(asked).bounds, block_shapes(asked))))
-    assert outlook.weight(bounds.candidate(0), 1e12) == 1.0
-    assert np.array_equal(outlook.scores(bounds), bounds.seconds)
+    assert outlook.distance(bounds.candidate(0)) == 0.0
+    assert np.all(outlook.scores(bounds) >= bounds.seconds)
     assert outlook.probability(1e12) == 0.0
 
 

@@ -10,7 +10,7 @@ from fourfold.export.megatron import megatron
 from fourfold.export.torchtitan import torchtitan
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.plan.partial_recompute import made_to_fit, partially_recomputed
+from fourfold.plan.partial_recompute import fewest_recomputed, made_to_fit
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -33,7 +33,7 @@ def asked(share: float) -> tuple[Request, Priced]:
 @pytest.mark.parametrize(("share", "most"), [(0.3, 12), (0.7, 6), (0.95, 2)])
 def test_the_more_memory_the_fewer_blocks(share: float, most: int) -> None:
     request, full = asked(share)
-    found = partially_recomputed(Pricer(request), full)
+    found = fewest_recomputed(Pricer(request), full.candidate)
     assert found is not None
     policy, _, count = found.candidate.recompute.partition(":")
     assert policy == "full"
@@ -47,8 +47,8 @@ def test_the_more_memory_the_fewer_blocks(share: float, most: int) -> None:
 
 def test_no_recomputation_is_left_as_it_is_and_the_last_block_need_never_be_recomputed() -> None:
     request, full = asked(0.5)
-    assert partially_recomputed(Pricer(request), replace(full, candidate=replace(LAYOUT, recompute="none"))) is None
-    least = partially_recomputed(Pricer(replace(request, memory_bytes=full.memory_bytes)), full)
+    assert fewest_recomputed(Pricer(request), replace(LAYOUT, recompute="none")) is None
+    least = fewest_recomputed(Pricer(replace(request, memory_bytes=full.memory_bytes)), full.candidate)
     assert least is not None
     assert least.candidate.recompute == "full:15", "its activations are held where the recomputed block's would be"
 
@@ -57,11 +57,11 @@ def test_what_does_not_fit_recomputes_as_little_as_makes_it_fit() -> None:
     request, full = asked(0.5)
     none = Pricer(request).price(replace(LAYOUT, recompute="none"))
     assert isinstance(none, Priced)
-    found = made_to_fit(Pricer(request), none)
+    found = made_to_fit(Pricer(request), none.candidate)
     assert found is not None
     assert found.memory_bytes <= request.memory_bytes < none.memory_bytes
     assert none.seconds < found.seconds < full.seconds
-    assert made_to_fit(Pricer(replace(request, memory_bytes=full.memory_bytes // 2)), none) is None
+    assert made_to_fit(Pricer(replace(request, memory_bytes=full.memory_bytes // 2)), none.candidate) is None
 
 
 def test_other_trainers_say_what_they_can_of_it() -> None:
@@ -82,7 +82,7 @@ def test_a_search_lists_no_layout_twice() -> None:
     model = resolve_model(ModelSection(preset="llama3-8b"))
     request = Request.of(model, load_cluster("dgx-h100:8"), 8192, 64, memory_share=0.29)
     found = search(request)
-    assert any(":" in priced.candidate.recompute for priced in found.best)
+    assert any(":" in priced.candidate.recompute or priced.candidate.activations for priced in found.best)
     words = [priced.candidate.words() for priced in found.best]
     assert len(words) == len(set(words))
 

@@ -114,19 +114,32 @@ def test_the_step_of_the_fastest_layout_that_fits_is_kept() -> None:
     assert pricer.within(asked, SearchBudget(1.0)).predict(LAYOUT) is first, "whatever the constraints"
 
 
-@pytest.mark.parametrize("price", ["predict", "fits", "end_ranks_bytes"])
-def test_the_instructions_that_are_lowered_are_counted_as_work(price: str) -> None:
+@pytest.mark.parametrize(("price", "share"), [("figures", 1.0), ("fits", MEMORY), ("end_ranks_bytes", 0.75 * MEMORY)])
+def test_the_instructions_that_are_lowered_are_counted_as_work_once(price: str, share: float) -> None:
     asked, layout = request(16, 64), replace(LAYOUT, pp=4, dp_shard=2)
     pricer = Pricer(asked, SearchBudget(1e9))
-    share = 1.0 if price == "predict" else MEMORY
-    spent = []
-    for _ in range(2):  # the second time they are there already
-        before = pricer.budget.spent
-        getattr(pricer, price)(layout)
-        spent.append(pricer.budget.spent - before)
-        pricer._best.clear()
-    assert spent[0] >= share * (SIMULATION + 100 * INSTRUCTION)
-    assert share * SIMULATION <= spent[1] <= spent[0]
+    getattr(pricer, price)(layout)
+    assert (spent := pricer.budget.spent) >= share * (SIMULATION + 100 * INSTRUCTION)
+    getattr(pricer, price)(layout)
+    pricer.end_ranks_bytes(layout)
+    assert pricer.budget.spent == spent, "what is known costs nothing"
+    pricer.figures(replace(layout, dp_shard=1, dp_replicate=2))
+    assert pricer.budget.spent >= spent + SIMULATION
+
+
+def test_ranks_whose_memory_is_known_are_not_all_ranks() -> None:
+    asked, layout = request(16, 64), replace(LAYOUT, pp=4, dp_shard=2)
+    keeping, alone = Pricer(asked), Pricer(asked)
+    ends = keeping.end_ranks_bytes(layout)
+    held = alone.held(layout)
+    assert held is not None
+    assert keeping.held(layout) == held
+    assert ends == max(held[rank] for rank in (0, 1, 3))
+    for most, fits in ((max(held), True), (max(held) - 1, False)):
+        asked_again = replace(asked, memory_bytes=most)
+        limited = Pricer(asked_again)
+        limited.end_ranks_bytes(layout)
+        assert limited.fits(layout) == fits
 
 
 def test_what_another_shape_s_timeline_added_is_taken_over_for_a_pipeline_alone() -> None:

@@ -82,11 +82,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "muon_homes": {
         **{"tp": 2, "cp": 2, "dp_replicate": 2, "dp_shard": 2, "zero": 3, "sequence_length": 16},
-        "optimizer": {"name": "muon", "placement": "home"},
+        "optimizer": {"name": "muon", "placement": "owner"},
     },
     "muon_experts_homes": {
         **{"model": deepseek(), "dp_shard": 4, "ep": 2, "etp": 2, "zero": 2},
-        "optimizer": {"name": "muon", "placement": "home", "per_head": True},
+        "optimizer": {"name": "muon", "placement": "owner", "per_head": True},
     },
     "offload": {"accumulation": 2, "offload": "activations", "offload_optimizer": True, "model": {"num_layers": 4}},
     "offload_zero3": {

@@ -100,3 +100,20 @@ def test_without_a_rate_nothing_fails() -> None:
         None,
         None,
     )
+
+
+@pytest.mark.parametrize(("rented", "paid"), [(0, 64), (64, 64), (512, 512)])
+def test_what_is_rented_is_paid_for(rented: int, paid: int) -> None:
+    """Devices that idle cost as much as those that train."""
+    price = Assumptions(failure_hours=None, checkpoint_seconds=10.0, dollars_per_device_hour=2.0)
+    run = campaign(10**9, 10**6, 3.6, 64, 8, price, rented)
+    assert (run.device_hours, run.paid) == (64.0, paid)
+    assert run.dollars == run.training_dollars == 2.0 * paid
+
+
+def test_idle_devices_stand_by_as_spares() -> None:
+    failing = Assumptions(failure_hours=500.0, checkpoint_seconds=10.0, dollars_per_device_hour=2.0)
+    alone, idle = (campaign(10**12, 10**6, 3.6, 64, 8, failing, rented) for rented in (0, 512))
+    assert alone.failures is not None
+    assert alone.failures.with_spares.spare_devices
+    assert (alone.paid, idle.paid) == (64 + alone.failures.with_spares.spare_devices, 512)

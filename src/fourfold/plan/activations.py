@@ -7,7 +7,7 @@ differ. The programs then say whether it fits; what they lack is asked for again
 costs less with its best choice for the blocks. Only fourfold's own software offloads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from fourfold.cost.prices import Prices
 from fourfold.model.spec import Segment
 from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.cheapest import Option, cheapest
+from fourfold.plan.partial_recompute import made_to_fit
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.plan.states_away import freed_and_seconds
@@ -28,21 +29,48 @@ from fourfold.simulate.step import Simulation
 
 WAYS = ("none", "selective", "full", "offload", "selective+offload")
 """Ways of a block with its activations, the later the earlier in a rank blocks take them."""
+EVEN = (("none", "offload"), ("selective", "selective+offload"))
+"""Ways of which all blocks may have either and recompute the same."""
 PROBES = 3
 """Choices whose programs are asked whether they fit."""
 FREE, NEAR = 0.001, 0.01
 """Shares of a step: what a choice costs that needs no other beside it, and how far apart two may be said to be of which either may
 be the better."""
+ROOM = 0.97
+"""Share of the host's memory that offloaded activations may take beside what else lies there."""
+NEEDLESS = 1e-3
+"""Share of a copy's time that it is taken to cost where computation hides it, so that no more is copied than is needed."""
+LOOSE = 0.5
+"""Share of the room that a first choice leaves which a cheaper one is to take: peaks move."""
+WORTH = 0.001
+"""Share of a step that cheaper ways have to gain for their programs to be asked whether they fit."""
 MARGIN = 1.02
 """Times the bytes that were lacking are asked for again."""
 
 
 class _Start(NamedTuple):
-    """All blocks keep their activations: `lacking` bytes of every pipeline rank; `seconds` by which it is slower."""
+    """All blocks keep their activations: `lacking` bytes of every pipeline rank; `seconds` by which it is slower; `room_bytes` of
+    the host's memory for what a device offloads; `ways` that blocks may take."""
 
     layout: Candidate
     lacking: list[float]
     seconds: float
+    room_bytes: float
+    ways: tuple[str, ...] = WAYS
+
+    def taking(self, ways: Sequence[str]) -> Candidate:
+        """The layout with these ways of its blocks."""
+        return replace(self.layout, activations=tuple(ways) if set(ways) != {"none"} else ())
+
+
+def mixed(pricer: Pricer, layout: Candidate) -> Priced | None:
+    """The layout with the cheapest way of each block that makes it fit: any of those that fourfold runs, or the first blocks
+    recomputed, where another trainer is to run it; as it is where that fits. None where no choice makes it fit."""
+    kept = replace(layout, recompute="none", activations=())
+    if pricer.fits(kept):
+        priced = pricer.price(kept)
+        return priced if isinstance(priced, Priced) else None
+    return chosen_together(pricer, kept) or made_to_fit(pricer, kept)
 
 
 def chosen_together(pricer: Pricer, candidate: Candidate) -> Priced | None:
@@ -56,34 +84,49 @@ def chosen_together(pricer: Pricer, candidate: Candidate) -> Priced | None:
     stays = replace(candidate, recompute="none", activations=(), offload_optimizer=bool(request.offload_optimizer))
     blocks = request.model.num_layers
     ways = [way for way in WAYS if "offload" not in way or (request.offload and request.can_offload)]
-    held = {way: pricer.held(stays if way == "none" else replace(stays, activations=(way,) * blocks)) for way in ways}
-    none = held["none"]
-    if none is None or any(each is None for each in held.values()) or max(none) <= request.memory_bytes:
+    none, full = pricer.held(stays), pricer.held(replace(stays, activations=("full",) * blocks))
+    if none is None or full is None or max(none) <= request.memory_bytes:
         return None
     spec = candidate_spec(request, stays)
-    knapsack = _Knapsack(request, spec, {way: each or () for way, each in held.items()})
-    starts = [_Start(stays, [max(0.0, each - request.memory_bytes) for each in none], 0.0)]
+    knapsack = _Knapsack(request, spec, ways, none, full)
+    starts = [_Start(stays, [max(0.0, each - request.memory_bytes) for each in none], 0.0, request.host_bytes)]
     if request.states_may_leave:
         starts.append(_away(request, spec, starts[0]))
-    for only_on_device in (False, True) if request.host_bytes < float("inf") else (False,):
-        chosen = [(start, knapsack.solved(start.lacking, only_on_device)) for start in starts]
-        possible = [(start, first) for start, first in chosen if first is not None]
-        best, least = None, 0.0
-        for start, first in sorted(possible, key=lambda each: each[0].seconds + each[1].seconds):
-            seconds = start.seconds + first.seconds
-            if best is not None and not _may_be_better(seconds, least, best):
-                break
-            found = _fitting(pricer, knapsack, start, first, only_on_device)
-            if found is not None:
-                best, least = min(filter(None, (best, found)), key=lambda each: each.score), seconds
-        if best is not None:
-            return best
-    return None
+    step = pricer.timeline(stays, 0.0)
+    chosen = [
+        (begun, first, (step + begun.seconds + first.seconds) * pricer.outlook.weight(begun.taking(first.ways)))
+        for start in starts
+        for begun, first in _first_choices(knapsack, start)
+    ]
+    best, least = None, 0.0
+    for start, first, score in sorted(chosen, key=lambda each: each[2]):
+        if best is not None and not _may_be_better(score, least, step):
+            break
+        found = _fitting(pricer, knapsack, start, first)
+        if found is not None:
+            best, least = min(filter(None, (best, found)), key=lambda each: each.score), least or score
+    return best
 
 
-def _may_be_better(seconds: float, least: float, best: Priced) -> bool:
-    """Whether a choice that is said to cost `seconds` may be better than that of the `least`, which was simulated."""
-    return least > FREE * best.seconds and seconds - least < NEAR * best.seconds
+def _first_choices(knapsack: "_Knapsack", start: _Start) -> "Iterator[tuple[_Start, _Chosen]]":
+    """Choices that are enough, by what is estimated: the cheapest of all ways; where that mixes policies, that of each alone, which
+    is one feature less."""
+    first = knapsack.solved(start.lacking, start.room_bytes, start.ways)
+    if first is None:
+        return
+    yield start, first
+    if len({policy_and_offload(way)[0] for way in first.ways}) > 1:
+        for policy in EVEN:
+            even = start._replace(ways=policy)
+            other = knapsack.solved(even.lacking, even.room_bytes, policy)
+            if other is not None:
+                yield even, other
+
+
+def _may_be_better(score: float, least: float, step: float) -> bool:
+    """Whether a choice of this estimated score may be better than that of the `least`, which was simulated; `step`: seconds of one
+    in which all blocks keep their activations."""
+    return least - step > FREE * step and score - least < NEAR * step
 
 
 def _away(request: Request, spec: StepSpec, stays: _Start) -> _Start:
@@ -91,68 +134,143 @@ def _away(request: Request, spec: StepSpec, stays: _Start) -> _Start:
     prices, more = request.prices(spec.layout), 1 + request.software.fragmentation
     freed, seconds = zip(*(freed_and_seconds(view, prices) for view in rank_views(spec)), strict=True)
     lacking = [max(0.0, each - more * size) for each, size in zip(stays.lacking, freed, strict=True)]
-    return _Start(replace(stays.layout, offload_optimizer=True), lacking, max(seconds))
+    return _Start(replace(stays.layout, offload_optimizer=True), lacking, max(seconds), stays.room_bytes - max(freed))
 
 
-def _fitting(
-    pricer: Pricer, knapsack: "_Knapsack", start: _Start, first: "_Chosen", only_on_device: bool
-) -> Priced | None:
+def _fitting(pricer: Pricer, knapsack: "_Knapsack", start: _Start, first: "_Chosen") -> Priced | None:
     """With the cheapest ways whose programs fit: what those of the `first` lack is asked for again."""
     lacking, most, chosen = start.lacking, pricer.request.memory_bytes, first
     for _ in range(PROBES):
-        found = replace(start.layout, activations=chosen.ways if set(chosen.ways) != {"none"} else ())
+        found = start.taking(chosen.ways)
         now = pricer.held(found)
         if now is None:
             return None
         over = [each - most for each in now]
         if max(over) <= 0:
-            priced = pricer.price(found)
+            priced = pricer.price(_loosened(pricer, knapsack, (start, found, chosen), lacking, over))
             return priced if isinstance(priced, Priced) else None
         lacking = [before + max(0.0, MARGIN * more) for before, more in zip(lacking, over, strict=True)]
-        following = knapsack.solved(lacking, only_on_device)
+        following = knapsack.solved(lacking, start.room_bytes, start.ways)
         if following is None:
             return None
         chosen = following
     return None
 
 
+def _loosened(
+    pricer: Pricer,
+    knapsack: "_Knapsack",
+    fitting: "tuple[_Start, Candidate, _Chosen]",
+    lacking: Sequence[float],
+    over: Sequence[float],
+) -> Candidate:
+    """A layout that fits, with cheaper ways where it holds so much less than it may that these may fit too."""
+    start, found, chosen = fitting
+    less = [max(0.0, a + LOOSE * b) for a, b in zip(lacking, over, strict=True)]
+    looser = knapsack.solved(less, start.room_bytes, start.ways)
+    if looser is None or chosen.seconds - looser.seconds < WORTH * pricer.timeline(start.layout, 0.0):
+        return found
+    other = start.taking(looser.ways)
+    now = pricer.held(other)
+    return other if now is not None and max(now) <= pricer.request.memory_bytes else found
+
+
 class _Chosen(NamedTuple):
-    """One way for every block of the model, in order, and the seconds that they cost the pipeline rank that pays most."""
+    """One way for every block of the model, in order, and the seconds by which the pipeline rank that is then the busiest computes
+    longer than the busiest did."""
 
     ways: tuple[str, ...]
     seconds: float
 
 
 class _Knapsack:
-    """The choice of ways. `held`: by way, what every pipeline rank's devices hold if all blocks take it."""
+    """The choice of ways. `none`, `full`: what every pipeline rank's devices hold if all blocks keep their activations, or
+    recompute them. A block that offloads spares as much as one that recomputes; one that rebuilds some, in the proportion of its
+    bytes."""
 
-    def __init__(self, request: Request, spec: StepSpec, held: dict[str, Sequence[int]]) -> None:
-        self._stages, self._held = stage_map(spec), held
-        self._costs = WaysToSpare(spec, request.prices(spec.layout), Footprints(spec.model, spec.shape))
+    def __init__(
+        self, request: Request, spec: StepSpec, ways: Sequence[str], none: Sequence[int], full: Sequence[int]
+    ) -> None:
+        self._stages = stage_map(spec)
+        self._costs = costs = WaysToSpare(spec, request.prices(spec.layout), Footprints(spec.model, spec.shape))
+        self._held = {way: none if way == "none" else full for way in ways}
+        if "selective" in ways:
+            blocks = [each for each in self._stages.segments.values() if _chooses(each)]
+            kept = sum(costs.saved(each, "selective") for each in blocks) / sum(costs.saved(each) for each in blocks)
+            self._held["selective"] = [round(kept * a + (1 - kept) * b) for a, b in zip(none, full, strict=True)]
+        busy = [sum(costs.kept_seconds(each) for each in self._of(rank)) for rank in range(len(none))]
+        self._spare = [max(busy) - each for each in busy]
 
-    def solved(self, lacking: Sequence[float], only_on_device: bool) -> _Chosen | None:
-        """The cheapest ways that spare every pipeline rank the bytes that it lacks; None where none do. `only_on_device`: without
-        those that offload."""
+    def _of(self, rank: int) -> list[Segment]:
+        """The segments of a pipeline rank."""
+        return [each for stage in self._stages.held(rank) for each in self._stages.stages[stage]]
+
+    def _own(self, rank: int) -> list[Segment]:
+        """The segments of a pipeline rank that choose."""
+        return [each for each in self._of(rank) if _chooses(each)]
+
+    def solved(self, lacking: Sequence[float], room_bytes: float, ways: Sequence[str]) -> _Chosen | None:
+        """The cheapest of some ways that spare every pipeline rank the bytes that it lacks; None where none do. `room_bytes`: of
+        the host's memory for what a device offloads."""
         found: dict[str, str] = {}
-        costs, slowest = self._costs, 0.0
-        held = {way: each for way, each in self._held.items() if not (only_on_device and "offload" in way)}
+        slowest = 0.0
         for rank, needed in enumerate(lacking):
-            own = [each for stage in self._stages.held(rank) for each in self._stages.stages[stage] if _chooses(each)]
-            total = sum(costs.saved(each) for each in own)
-            options = []
-            for each in own:
-                share = costs.saved(each) / total
-                spared = [share * (held["none"][rank] - held[way][rank]) for way in held]
-                options.append(
-                    tuple(Option(costs.seconds(each, way), size) for way, size in zip(held, spared, strict=True))
-                )
-            places = cheapest(options, needed)
-            if places is None:
+            choices = filter(None, self._choices(rank, needed, room_bytes, ways))
+            chosen = min(choices, key=lambda each: each[0], default=None)
+            if chosen is None:
                 return None
-            slowest = max(slowest, sum(each[place].seconds for each, place in zip(options, places, strict=True)))
-            found.update((each.name, [*held][place]) for each, place in zip(own, places, strict=True))
-        chosen = tuple(found[name] for name, each in self._stages.segments.items() if _chooses(each))
-        return _Chosen(chosen, slowest)
+            slowest = max(slowest, chosen[0] - self._spare[rank])
+            found.update(chosen[1])
+        return _Chosen(tuple(found[name] for name, each in self._stages.segments.items() if _chooses(each)), slowest)
+
+    def _choices(
+        self, rank: int, needed: float, room_bytes: float, permitted: Sequence[str]
+    ) -> Iterator[tuple[float, dict[str, str]] | None]:
+        """Seconds and ways of the blocks of a rank: with any of those permitted, of which as many blocks may offload as the host
+        has room for if they offload most; with those alone that offload less."""
+        ways = [way for way in self._held if way in permitted]
+        yield self._choice(rank, needed, ways, self._most_away(rank, "offload", room_bytes))
+        if room_bytes < float("inf") and "selective+offload" in ways:
+            yield self._choice(
+                rank,
+                needed,
+                [way for way in ways if way != "offload"],
+                self._most_away(rank, "selective+offload", room_bytes),
+            )
+
+    def _most_away(self, rank: int, way: str, room_bytes: float) -> int:
+        """How many blocks of a rank the host's memory has room for, if they offload so."""
+        own = self._own(rank)
+        if way not in self._held or room_bytes == float("inf"):
+            return len(own)
+        kept = [self._costs.saved(each) for each in own]
+        # where all recompute, those of one block are there while it does
+        size = float(self._held["none"][rank] - self._held["full"][rank] + max(kept, default=0))
+        if way != "offload":
+            size *= sum(self._costs.saved(each, "selective") for each in own) / max(1, sum(kept))
+        return max(0, min(len(own), int(ROOM * room_bytes * len(own) / max(1, size))))
+
+    def _choice(
+        self, rank: int, needed: float, ways: Sequence[str], most_away: int
+    ) -> tuple[float, dict[str, str]] | None:
+        """Seconds and the cheapest of these ways of the blocks of a rank that spare so many bytes, `most_away` of which, the first
+        ones, may offload."""
+        own, costs, held = self._own(rank), self._costs, self._held
+        total = sum(costs.saved(each) for each in own)
+        options = []
+        for number, each in enumerate(own):
+            share = costs.saved(each) / total
+            allowed = [way for way in ways if "offload" not in way or number < most_away]
+            options.append(
+                tuple(
+                    Option(costs.seconds(each, way), share * (held["none"][rank] - held[way][rank])) for way in allowed
+                )
+            )
+        places = cheapest(options, needed)
+        if places is None:
+            return None
+        seconds = sum(each[place].seconds for each, place in zip(options, places, strict=True))
+        return seconds, {each.name: ways[place] for each, place in zip(own, places, strict=True)}
 
 
 def _chooses(segment: Segment) -> bool:
@@ -171,6 +289,11 @@ class WaysToSpare:
         """Bytes that the device then keeps of one microbatch."""
         return self._footprints.of(segment, way).saved_bytes if way in ("none", "selective") else 0
 
+    def kept_seconds(self, segment: Segment) -> float:
+        """Seconds of a step in which the segment computes, its activations kept."""
+        plain = self._footprints.of(segment, "none")
+        return self._microbatches * sum(self._durations.work(work).seconds for work in (plain.forward, plain.backward))
+
     def seconds(self, segment: Segment, way: str) -> float:
         """Seconds by which a step gets longer: of a forward that runs again; of what is rebuilt; of copies of which no more than
         `layout.prefetch` computations of such blocks run beside each."""
@@ -181,7 +304,7 @@ class WaysToSpare:
         more = forward if policy == "full" else max(0.0, self._durations.work(kept.backward).seconds - backward)
         if away:
             copy = self._prices.host_copy(kept.saved_bytes)
-            more += max(0.0, copy - self._ahead * forward) + max(0.0, copy - self._ahead * backward)
+            more += max(0.0, copy - self._ahead * forward) + max(0.0, copy - self._ahead * backward) + NEEDLESS * copy
         return self._microbatches * more
 
 

@@ -17,6 +17,7 @@ from fourfold.plan.space import Pipeline, pipelines, shards
 
 Column = NDArray[np.float64]
 Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ recompute policy. There are some hundreds of such shapes and millions of layouts
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
@@ -89,6 +90,15 @@ class _Passes:
         )
 
 
+class Way(NamedTuple):
+    """A way of all blocks with their activations of a microbatch: bytes that the device is spared, seconds that this costs at
+    least, and bytes that lie in the host's memory."""
+
+    spared_bytes: float
+    seconds: float
+    host_bytes: float
+
+
 class BlockPricer:
     """Prices every kind of segment once for each shape that it can tell apart, and counts them. An MTP module
     is a block with a product before it, and counts as a block: bounds stay bounds."""
@@ -118,6 +128,34 @@ class BlockPricer:
                 total = total.joined(self._segment(segment, shape), count)
             self._totals[shape] = total
         return total
+
+    def ways(self, shape: BlockShape) -> list[Way]:
+        """The ways of blocks without recomputation with their activations of one microbatch (`plan/activations.py`):
+        rebuild some, run the forward again, or copy them to the host's memory; seconds are of what computation does not hide."""
+        kept = self.price(shape)
+        full = self.price(replace(shape, recompute="full"))
+        policies = {"none": kept}
+        if self.request.model.block is None:
+            policies["selective"] = self.price(replace(shape, recompute="selective"))
+        slower = {name: max(0.0, each.backward_seconds - kept.backward_seconds) for name, each in policies.items()}
+        found = [Way(kept.saved_bytes - each.saved_bytes, slower[name], 0.0) for name, each in policies.items()]
+        found.append(Way(kept.saved_bytes - full.saved_bytes, full.backward_seconds - kept.backward_seconds, 0.0))
+        if self.request.offload and self.request.can_offload:
+            for name, each in policies.items():
+                size = each.saved_bytes - full.saved_bytes
+                copy = self.request.template.host_copy(1e9) / 1e9 * size
+                shown = max(0.0, copy - self.request.prefetch * kept.forward_seconds)
+                found.append(Way(kept.saved_bytes - full.saved_bytes, 2 * shown + slower[name], size))
+        return [each for each in found if each.spared_bytes > 0]
+
+    def floor_ways(self, shape: BlockShape) -> list[Way]:
+        """The same for a floor of the shape's price."""
+        most = replace(shape, microbatch_sequences=MICROBATCHES[-1], cp=1, cp_method="ring")
+        tokens = min(1.0, shape.microbatch_sequences / most.microbatch_sequences / shape.cp)
+        more = tokens / FLOOR_SHARE
+        return [
+            Way(more * spared, tokens * FLOOR_SHARE * seconds, more * host) for spared, seconds, host in self.ways(most)
+        ]
 
     def floor(self, shape: BlockShape, without_context: bool = False) -> BlockPrice:
         """A lower bound of the price, from the shape that has the most tokens: time and bytes are affine in tokens. Without context

@@ -6,7 +6,7 @@ optimizer states divided evenly, and the activations of the microbatches that th
 adds is ever negative, so that a layout whose bound is worse than a simulated layout need not be simulated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
-from fourfold.plan.arrangements import Arrangements, Column, Indices, arrangements
-from fourfold.plan.blocks import BlockPrice, BlockPricer
+from fourfold.plan.arrangements import Arrangements, Column, Flags, Indices, arrangements
+from fourfold.plan.blocks import BlockPrice, BlockPricer, Way
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.optimizer_costs import OptimizerCosts
 from fourfold.plan.request import Request
@@ -28,23 +28,26 @@ dear."""
 
 
 class Parts(NamedTuple):
-    """Parts of a bound: the pipeline's computation, traffic that this may hide, what comes after."""
+    """Parts of a bound: the pipeline's computation, traffic that this may hide, what comes after; what sparing activations adds to
+    the computation."""
 
     compute: float
     beside: float
     after: float
+    spared: float = 0.0
 
     def around(self, compute: float) -> float:
         """The bound with a sharper price of what the pipeline computes."""
-        return max(compute, self.beside) + self.after
+        return max(compute + self.spared, self.beside) + self.after
 
 
 @dataclass(frozen=True)
 class Bounds:
     """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
     that it may hide, with the computation that this slows; `after_seconds`: what comes after it. They hold in any order of the
-    axes, `outermost` or another (`placement`). `states_away`: whether optimizer states lie in the host's memory; `states_bytes`:
-    what they take on the device, or would."""
+    axes, `outermost` or another (`ranking.other_orders`). `states_away`: whether optimizer states lie in the host's memory;
+    `states_bytes`: what they take on the device, or would. `lacking_bytes`: what a layout holds too much that fits because each
+    block does something else with its activations (`plan/activations.py`), which costs `spared_seconds` at least; else 0."""
 
     outermost: Outermost
     states_away: bool
@@ -57,12 +60,30 @@ class Bounds:
     seconds: Column
     memory_bytes: Column
     states_bytes: Column
+    lacking_bytes: Column
+    spared_seconds: Column
     compute_seconds: Column
     beside_seconds: Column
     after_seconds: Column
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    @property
+    def is_mixed(self) -> Flags:
+        """Whether layouts fit only because of what each block does with its activations."""
+        return self.lacking_bytes > 0
+
+    @property
+    def kept_bytes(self) -> Column:
+        """Memory if all blocks do with their activations what the shape says."""
+        return self.memory_bytes + self.lacking_bytes
+
+    @property
+    def kept_seconds(self) -> Column:
+        """Seconds if all blocks do."""
+        plain = np.maximum(self.compute_seconds, self.beside_seconds) + self.after_seconds
+        return np.where(self.is_mixed, plain, self.seconds)
 
     def where(self, fixed: Mapping[str, int | str]) -> "Bounds":
         """Those rows alone that have these values of `Candidate`'s fields."""
@@ -81,7 +102,10 @@ class Bounds:
 
     def parts(self, index: int) -> Parts:
         return Parts(
-            float(self.compute_seconds[index]), float(self.beside_seconds[index]), float(self.after_seconds[index])
+            float(self.compute_seconds[index]),
+            float(self.beside_seconds[index]),
+            float(self.after_seconds[index]),
+            float(self.spared_seconds[index]),
         )
 
     def candidate(self, index: int) -> Candidate:
@@ -99,6 +123,37 @@ class Bounds:
         )
 
 
+def may_mix(request: Request) -> bool:
+    """Whether it is open what each block does with its activations."""
+    return not request.constraints.states("recompute")
+
+
+def _cheapest(ways: Sequence[Way], size: Column, room: Column) -> Column:
+    """Seconds that it costs at least to spare so many bytes, with so much `room` in the host's memory; infinite where all ways
+    spare less. The dual of the choice in which blocks could be divided: a price of the host's bytes is added to the ways' seconds,
+    and what the room is worth at that price comes off; the best price of a few counts."""
+    here = [way.seconds for way in ways if not way.host_bytes]
+    prices = {(each - way.seconds) / way.host_bytes for way in ways if way.host_bytes for each in here}
+    found = _on_hull(ways, size, 0.0)
+    for price in prices:
+        if price > 0 and np.isfinite(room).all():
+            found = np.maximum(found, _on_hull(ways, size, price) - price * np.maximum(0.0, room))
+    return found
+
+
+def _on_hull(ways: Sequence[Way], size: Column, price: float) -> Column:
+    """The lower convex hull of (bytes spared, seconds and the price of the host's bytes), from nothing spared, at so many bytes."""
+    hull = [(0.0, 0.0)]
+    left = [(way.spared_bytes, way.seconds + price * way.host_bytes) for way in ways]
+    while left:
+        bytes_before, before = hull[-1]
+        nearest = min(left, key=lambda way: ((way[1] - before) / (way[0] - bytes_before), -way[0]))
+        hull.append(nearest)
+        left = [way for way in left if way[0] > nearest[0]]
+    sizes, seconds = zip(*hull, strict=True)
+    return np.interp(size, sizes, seconds, right=np.inf)
+
+
 _SHARED = ("outermost", "states_away", "shape", "pipelines")
 _COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in _SHARED)
 
@@ -106,8 +161,11 @@ _COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in _SH
 class Bounder:
     """Bounds of a request's layouts, shape by shape."""
 
-    def __init__(self, request: Request, outermost: Outermost = "pp", blocks: BlockPricer | None = None) -> None:
-        self.request, self.outermost = request, outermost
+    def __init__(
+        self, request: Request, outermost: Outermost = "pp", blocks: BlockPricer | None = None, mixes: bool = False
+    ) -> None:
+        """`mixes`: whether layouts that lack memory for their activations count with what it costs at least to spare these."""
+        self.request, self.outermost, self._mixes = request, outermost, mixes
         self._pricer = blocks or BlockPricer(request)
         self._costs = OptimizerCosts(request)
         self._slopes: dict[tuple[str, int, int], float] = {}
@@ -129,6 +187,10 @@ class Bounder:
         memory, states = self._memory(shape, price, table)
         if away := bool(self.request.offload_optimizer):
             beside = np.maximum(beside, even + self._costs.copy_seconds(states) - after)
+        spared = self._spared_seconds(shape, price, floor is not None, (memory, states), table)
+        mixed = np.isfinite(spared) & (spared >= 0) & (memory > self.request.memory_bytes)
+        spared, lacking = np.where(mixed, spared, 0.0), np.where(mixed, memory - self.request.memory_bytes, 0.0)
+        memory = np.where(mixed, self.request.memory_bytes, memory)
         return Bounds(
             self.outermost,
             away,
@@ -138,9 +200,11 @@ class Bounder:
             table.dp_shard.astype(int),
             (table.dp / table.dp_shard).astype(int),
             table.zero.astype(int),
-            np.maximum(compute, beside) + after,
+            np.maximum(compute + spared, beside) + after,
             memory,
             states,
+            lacking,
+            spared,
             compute,
             beside,
             after,
@@ -154,6 +218,33 @@ class Bounder:
         if key not in self._known:
             self._known[key] = arrangements(self.request, shape)
         return self._known[key]
+
+    def _spared_seconds(
+        self, shape: BlockShape, price: BlockPrice, is_floor: bool, held: tuple[Column, Column], table: Arrangements
+    ) -> Column:
+        """Seconds of a step that it costs at least to spare the activations that a device has no room for: those of the cheapest
+        mix of ways, as if blocks could be divided. Infinite where all ways together spare too little, or none may be chosen."""
+        request, (memory, states) = self.request, held
+        lacking = memory - request.memory_bytes
+        if not self._mixes or shape.recompute != "none" or not may_mix(request) or not (lacking > 0).any():
+            return np.full_like(memory, np.inf)
+        ways = (self._pricer.floor_ways if is_floor else self._pricer.ways)(shape)
+        left = max(0.0, price.saved_bytes - max((way.spared_bytes for way in ways), default=0.0))
+        possible = self._memory(shape, replace(price, saved_bytes=left), table)[0]
+        more = 1 + request.software.fragmentation
+        share = np.where(table.pp > 1, EVEN_SHARE, 1.0) * more
+        along = table.pp / table.in_flight  # from a device to a microbatch of all pipeline ranks
+
+        def least(freed: Column, room: Column) -> Column:
+            """`freed`: bytes of states that leave the device; `room`: of the host's memory for activations."""
+            found = _cheapest(ways, np.maximum(0.0, lacking - freed) * along / share, room * along)
+            return np.where(possible - freed <= request.memory_bytes, found, np.inf)
+
+        stay = least(np.zeros_like(memory), np.full_like(memory, request.host_bytes))
+        if request.states_may_leave:
+            away = least(more * states, request.host_bytes - states)
+            stay = np.where(states <= request.host_bytes, np.minimum(stay, away), stay)
+        return stay * table.microbatches / table.pp
 
     def _compute_seconds(self, price: BlockPrice, table: Arrangements, even: Column) -> Column:
         """Stages divided evenly, and the idle time that the schedule cannot avoid; never less than one microbatch's whole way."""

@@ -52,13 +52,19 @@ class Bounded(NamedTuple):
 
 
 def bound_all(
-    pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None, rival: Priced | None = None
+    pricer: Pricer,
+    counts: Counts,
+    budget: SearchBudget,
+    progress: Progress | None,
+    rival: Priced | None = None,
+    riskier: LowMemory | None = None,
 ) -> Bounded:
     """Bounds of all layouts, those of plain shapes first in case the budget runs out. `rival`: a layout that was simulated; those
-    whose bounds are worse are not kept, nor are those that hold little."""
+    whose bounds are worse are not kept, nor are those that hold little. `riskier`: notes the layouts under its limit, of shapes
+    that are priced for the others."""
     request, outlook = pricer.request, pricer.outlook
     orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
-    bounder = Bounder(request, orders[0], pricer.blocks)
+    bounder = Bounder(request, orders[0], pricer.blocks, mixes=True)
     roomy = LowMemory(min(outlook.roomy_bytes, request.memory_bytes))
     found = Bounded(Pool(request, counts), LowMemory.of(request), roomy)
     if rival is not None:
@@ -102,6 +108,8 @@ def bound_all(
             else:
                 budget.spend(SHAPE + ROW * len(bounds))
                 found.add(bounds, outlook.scores(bounds))
+                if riskier is not None:
+                    riskier.add(bounds)
                 ideal = _ideal_seconds(request, shape, pricer.blocks.price(shape))
             ideals.append(ideal)
         least[every] = min(ideals)

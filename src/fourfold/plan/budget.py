@@ -9,7 +9,7 @@ FLOOR, CLOSER, SHAPE, ROW = 5e-4, 2e-3, 6e-3, 1e-6
 """A floor of shapes of a replica, the closer one of a shape, its bounds, and those of each layout around it."""
 TIMELINE, COMPUTE = 2e-3, 7e-6
 """A schedule's timeline, and each stage's microbatch in it."""
-SIMULATION, INSTRUCTION = 0.02, 13e-6
+SIMULATION, INSTRUCTION = 0.02, 6e-6
 """A simulated layout, and each instruction of its programs."""
 MEMORY = 0.5
 """Share of a simulation that its memory alone takes."""

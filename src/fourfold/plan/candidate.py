@@ -30,6 +30,13 @@ def policy_and_offload(way: str) -> tuple[str, bool]:
     return policy.rstrip("+") or "none", bool(away)
 
 
+def way_of(policy: str, away: bool) -> str:
+    """The way of a block with this recompute policy that offloads, `away`, what it keeps: the inverse of `policy_and_offload`."""
+    if not away:
+        return policy
+    return "offload" if policy == "none" else f"{policy}+offload"
+
+
 @dataclass(frozen=True)
 class Candidate(BlockShape):
     """A layout: the shape, with a pipeline and data parallelism around it, in the same words."""

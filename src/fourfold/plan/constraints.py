@@ -49,7 +49,9 @@ class Limit:
     @property
     def words(self) -> str:
         """`layout.pp=2,4`; the name of the trainer."""
-        return self.by or f"{'' if self.key == 'dp' else 'layout.'}{self.key}={','.join(map(_text, self.values))}"
+        return (
+            self.by or f"{'' if self.key == 'dp' else 'layout.'}{self.key}={','.join(map(format_value, self.values))}"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,13 @@ class Constraints:
 
     def choices(self, key: str, usual: Iterable[T], layout: Mapping[str, object]) -> list[T]:
         """The values of a key beside the fields that are chosen already: what a person stated, else the usual ones, without those
-        that the trainer cannot run."""
+        that the trainer cannot run. In the usual order, whatever the order in which they are stated."""
         mine = [limit for limit in self.limits if limit.key == key and limit.matters(layout)]
         stated = next((limit.values for limit in mine if not limit.by), None)
-        values: Iterable[T] = usual if stated is None else stated  # type: ignore[assignment]
+        values = list(usual)
+        if stated is not None:
+            places = {value: place for place, value in enumerate(values)}
+            values = sorted({*stated}, key=lambda each: (places.get(each, len(places)), *_order(each)))  # type: ignore[arg-type]
         return [value for value in values if all(limit.takes(value) for limit in mine)]
 
     def permits(self, layout: Mapping[str, object]) -> bool:
@@ -101,7 +106,13 @@ class Constraints:
 NO_CONSTRAINTS = Constraints()
 
 
-def _text(value: Value) -> str:
+def _order(value: Value) -> tuple[int, str]:
+    """Numbers by size, then words."""
+    return (value, "") if isinstance(value, int) else (MOST, value)
+
+
+def format_value(value: Value) -> str:
+    """A value as a command line states it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

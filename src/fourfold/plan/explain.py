@@ -51,7 +51,7 @@ def explain(
     """Searches among the layouts with these fields alone, and sets the best of them beside the best of all. The fields replace what
     was stated of the same keys; all other constraints hold."""
     pricer = pricer or Pricer(request)
-    own = search(request, budget, most_simulations=12, keep=1, fixed=fixed, known=[*found.best, *known], pricer=pricer)
+    own = search(request, budget, keep=1, fixed=fixed, known=[*found.best, *known], pricer=pricer)
     if not own.best:
         if own.smallest is not None:
             held = own.smallest[1] / 1e9
@@ -61,8 +61,7 @@ def explain(
             )
         return Explanation(fixed, None, _none(request, fixed))
     best = found.best[0] if found.best else own.best[0]
-    here, there = pricer.predict(own.best[0].candidate), pricer.predict(best.candidate)
-    mine, theirs = (mean_seconds(each.along(lambda simulation: simulation.spent)) for each in (here, there))
+    mine, theirs = (mean_seconds(pricer.summary(each.candidate).spent) for each in (own.best[0], best))
     rows = [(kind, mine.get(kind, 0.0) - theirs.get(kind, 0.0)) for kind in {*mine, *theirs}]
     rows.sort(key=lambda row: (-abs(row[1]), row[0]))
     return Explanation(fixed, own.best[0], None, tuple(rows))

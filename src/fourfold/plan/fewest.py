@@ -8,6 +8,7 @@ from fourfold.config import UserError
 from fourfold.hardware import Cluster, resized
 from fourfold.plan.bound import Bounder
 from fourfold.plan.request import Request
+from fourfold.plan.search import BUDGET, search
 from fourfold.plan.space import block_shapes
 
 MOST_DEVICES = 2**20
@@ -54,9 +55,12 @@ def fits_at_all(request: Request) -> bool:
     return False
 
 
-def enough_devices(request: Request) -> Cluster | None:
-    """The smallest of the cluster's larger sizes on which something fits; None if none is known."""
+def enough_devices(request: Request, budget: float = BUDGET / 10) -> Cluster | None:
+    """The smallest of the cluster's larger sizes on which a layout was simulated that fits; None if none was. `budget`: of the
+    search on each size."""
     for cluster in sizes(request.cluster):
-        if cluster.devices > request.devices and fits_at_all(request.on(cluster)):
-            return cluster
+        if cluster.devices > request.devices:
+            larger = request.on(cluster)
+            if fits_at_all(larger) and search(larger, budget, keep=1).best:
+                return cluster
     return None

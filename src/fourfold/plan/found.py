@@ -1,7 +1,7 @@
 """The layouts that a search found, and their order."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pool import Counts
@@ -12,8 +12,9 @@ from fourfold.plan.request import Request
 @dataclass(frozen=True)
 class Found:
     """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
-    one that holds clearly less than the best, where that is not tight. `roomy`: the best that is not tight. `refusal`: why the last
-    layout that cannot run cannot. `away_seconds`: as in `Pool`."""
+    one that holds clearly less than the best, where that is not tight. `roomy`: the best that is not tight. `riskier`: a faster one
+    that is less likely to fit than was asked for. `refusal`: why the last layout that cannot run cannot. `away_seconds`: as in
+    `Pool`."""
 
     request: Request
     best: tuple[Priced, ...]
@@ -22,14 +23,18 @@ class Found:
     smallest: tuple[Candidate, float] | None = None
     low_memory: Priced | None = None
     roomy: Priced | None = None
+    riskier: Priced | None = None
     refusal: str | None = None
     away_seconds: float = float("inf")
 
 
 def best_first(priced: Iterable[Priced], keep: int) -> list[Priced]:
-    """The best few, each layout once."""
+    """The best few, each layout once; of those that differ in the order of their axes alone, and are as fast, the first."""
     every = {each.candidate: each for each in priced}.values()
-    return sorted(every, key=lambda each: (each.score, each.memory_bytes, each.candidate.words()))[:keep]
+    ordered = sorted(every, key=lambda each: (each.score, each.memory_bytes, each.candidate.words()))
+    return [*{(replace(each.candidate, outermost="pp"), each.seconds): each for each in reversed(ordered)}.values()][
+        ::-1
+    ][:keep]
 
 
 def pareto(priced: Sequence[Priced]) -> list[Priced]:

@@ -18,8 +18,6 @@ from fourfold.simulate.campaign import Assumptions, Campaign, campaign, checkpoi
 LONGEST = 2**24
 PARTS, MOST_TIMES = 8, 16
 """Models are tried in eighths of the width that was asked for, up to so many times it."""
-SIMULATIONS = 40
-"""At most, of one size."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ def longest(request: Request, budget: float, progress: Progress | None) -> Aim:
         longer = request.of_length(length, sequences)
         if not fits_at_all(longer):
             break
-        found = search(longer, budget / 8, SIMULATIONS, keep=1, progress=progress)
+        found = search(longer, budget / 8, keep=1, progress=progress)
         if not found.best:
             break
         aim.request = longer
@@ -163,7 +161,7 @@ def largest(request: Request, budget: float, progress: Progress | None) -> Aim:
     requests = [replace(request, model=model) for model in sizes]
     fitting = bisect_left(requests, True, key=lambda each: not fits_at_all(each))
     for each in reversed(requests[:fitting]):  # bounds are a little below what is held
-        found = search(each, budget / 8, SIMULATIONS, keep=1, progress=progress)
+        found = search(each, budget / 8, keep=1, progress=progress)
         if found.best:
             model = each.model
             billions = sum(OptimizerCosts(each).parameters) / 1e9
@@ -208,7 +206,7 @@ def _fastest(
     smaller = request.on(cluster)
     if not fits_at_all(smaller):
         return None
-    found = search(smaller, budget / 8, SIMULATIONS, keep=1, progress=progress)
+    found = search(smaller, budget / 8, keep=1, progress=progress)
     return (smaller, found.best[0]) if found.best else None
 
 

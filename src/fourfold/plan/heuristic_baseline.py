@@ -9,10 +9,8 @@ nothing, some and all, and with a few sizes of a microbatch.
 import math
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 
-from fourfold.config import UserError
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
 from fourfold.plan.bound import Bounder
 from fourfold.plan.budget import SearchBudget
@@ -46,22 +44,12 @@ def heuristic_baseline(
     best: Priced | None = None
     while queue and not pricer.budget.is_spent and (best is None or queue[0][0] < best.seconds):
         _, candidate, number = queue.pop(0)
-        priced = _fitting(pricer, candidate)
+        priced = pricer.fitting(candidate, request.memory_bytes)
         if priced is not None:
             best = min(best or priced, priced, key=lambda each: each.seconds)
         elif (following := next(recipes[number], None)) is not None:
             insort(queue, (*following, number), key=lambda each: (each[0], each[2]))
     return best
-
-
-def _fitting(pricer: Pricer, candidate: Candidate) -> Priced | None:
-    """The layout simulated; None where it cannot be or holds too much."""
-    most = pricer.request.memory_bytes
-    with suppress(UserError):
-        if pricer.end_ranks_bytes(candidate) <= most:
-            priced = pricer.price(candidate)
-            return priced if isinstance(priced, Priced) and priced.memory_bytes <= most else None
-    return None
 
 
 def _possible(candidates: Iterable[Candidate], bounder: Bounder) -> Iterator[tuple[float, Candidate]]:

@@ -18,7 +18,7 @@ from fourfold.plan.space import Pipeline
 
 SHARE = 0.4
 """Memory limit of the low-memory alternative by its bound, as a share of the request's limit."""
-REACH = 1.5
+REACH = 1.05
 """How much worse than the best of such bounds another pipeline's may be: what schedules add to their bounds differs."""
 TRIES = 4
 """Layouts that are simulated at most."""
@@ -59,31 +59,31 @@ class LowMemory:
         known = map(self.by_pipeline.get, bounds.pipelines)
         best = [math.inf if each is None else each.seconds for each in known]
         most = np.minimum(np.array(best), self.reach)[bounds.pipeline]
-        return np.flatnonzero((bounds.memory_bytes <= self.limit) & (bounds.seconds < most))
+        return np.flatnonzero((bounds.kept_bytes <= self.limit) & (bounds.kept_seconds < most))
 
     def add(self, bounds: Bounds) -> None:
         rows = self._rows(bounds)
-        rows = rows[np.argsort(bounds.seconds[rows], kind="stable")]
+        times = bounds.kept_seconds
+        rows = rows[np.argsort(times[rows], kind="stable")]
         for row in map(int, rows[np.unique(bounds.pipeline[rows], return_index=True)[1]]):
-            pipeline, seconds = bounds.pipelines[int(bounds.pipeline[row])], float(bounds.seconds[row])
-            self.by_pipeline[pipeline] = Small(seconds, bounds.parts(row), bounds.candidate(row))
+            pipeline, parts = bounds.pipelines[int(bounds.pipeline[row])], bounds.parts(row)
+            self.by_pipeline[pipeline] = Small(float(times[row]), parts._replace(spared=0.0), bounds.candidate(row))
 
-    def fastest(self, pricer: Pricer, most: float) -> Priced | None:
-        """Simulates the ones whose timelines are the best until one holds no more than `most` bytes: a bound of memory may be far
-        below what is held. None where none of a few does."""
+    def fastest(self, pricer: Pricer, most: float, below: float = math.inf) -> Priced | None:
+        """Simulates the ones whose timelines are the best, and below so many seconds, until one holds no more than `most` bytes: a
+        bound of memory may be far below what is held. None where none of a few does before the budget is spent."""
         small = list(self.by_pipeline.values())
         queue = [(each.seconds, place, False) for place, each in enumerate(small)]
         heapify(queue)
         tried = 0
-        while queue and tried < TRIES:
-            _, place, drawn = heappop(queue)
+        while queue and tried < TRIES and not pricer.budget.is_spent:
+            expected, place, drawn = heappop(queue)
+            if expected >= below:
+                break
             bound, parts, candidate = small[place]
             if drawn:
                 tried += 1
-                if pricer.end_ranks_exceed(candidate, most):
-                    continue
-                priced = pricer.price(candidate, bound)
-                if isinstance(priced, Priced) and priced.memory_bytes <= most:
+                if (priced := pricer.fitting(candidate, most, bound)) is not None:
                     return priced
                 continue
             with suppress(UserError):

@@ -1,10 +1,10 @@
-"""The score of a layout: its predicted step time, and more for what measured runs say may go wrong with it.
+"""The score of a layout, by which layouts that are likely to fit are ordered, and what measured runs say of it beside that.
 
-    score = seconds x (1 + CAUTION x distance + AGAIN x P)
+    score = seconds x WORTH ** features
 
-`distance`: to the nearest published run (`evidence.nearest`): predictions are surer near to what was measured. P: the probability
-of running out of memory (`evidence.out_of_memory`). Both factors are at least 1 and grow with memory, so that bounds of time and
-memory give a bound of the score. On a machine that was measured a score is the step time.
+The fastest is first; of two as fast, the plainer: each feature that a layout has beyond the plain ones (`features`) must buy one
+per cent of the step, or the fit. Measured runs say how likely a layout is to run out of memory (`evidence.out_of_memory`), which
+limits what it may hold, and how far it is from the nearest of them (`evidence.nearest`), which is said and changes no order.
 """
 
 from functools import cached_property
@@ -16,19 +16,32 @@ from fourfold.evidence import schedule_kind
 from fourfold.evidence.neighbourhood import Neighbourhood
 from fourfold.evidence.out_of_memory import OutOfMemory, out_of_memory
 from fourfold.plan.bound import Bounds
-from fourfold.plan.candidate import BlockShape, Candidate
+from fourfold.plan.candidate import BlockShape, Candidate, policy_and_offload
 from fourfold.plan.request import Request
-from fourfold.plan.space import Pipeline
 
-CAUTION = 0.05
-"""More of the score for each unit of distance: a quarter of what the half width of the 80 % interval grows by (`docs/plan.md`)."""
-AGAIN = 0.25
-"""The cost of running out of memory, in steps' times: a slower layout in its place, and the attempt."""
+WORTH = 1.01
+"""How much faster a layout must be for each feature that another does without."""
+USUAL = ("1f1b", "interleaved_1f1b")
+"""Schedules that are no feature of their own."""
 FAR = 3.0
 """Distance from the nearest published run above which a plan says so: another device, another software, and twice the
 context parallelism."""
 TIGHT = 0.1
 """Probability of running out of memory above which a layout is tight."""
+
+
+def features(layout: Candidate) -> tuple[str, ...]:
+    """All that a layout has beyond degrees, a microbatch, ZeRO, one stage a rank and the same recomputation in all blocks."""
+    ways = [policy_and_offload(way) for way in layout.activations]
+    uneven = len({policy for policy, _ in ways}) > 1 or ":" in layout.recompute
+    found = {
+        "virtual stages": layout.virtual_stages > 1,
+        layout.schedule: layout.pp > 1 and layout.schedule not in USUAL,
+        "uneven recomputation": uneven,
+        "offloaded activations": any(away for _, away in ways),
+        "offloaded optimizer": layout.offload_optimizer,
+    }
+    return tuple(name for name, has in found.items() if has)
 
 
 class Outlook:
@@ -69,22 +82,14 @@ class Outlook:
             tp=shape.tp, pp=pp, cp=shape.cp, ep=shape.ep, schedule=kind, zero=zero, recompute=policy
         )
 
-    def weight(self, layout: Candidate, memory_bytes: float) -> float:
+    def weight(self, layout: Candidate) -> float:
         """The score of a layout over its seconds."""
-        return 1 + CAUTION * self.distance(layout) + AGAIN * self.probability(memory_bytes)
+        return float(WORTH ** len(features(layout)))
 
     def scores(self, bounds: Bounds) -> NDArray[np.float64]:
         """Bounds of the scores of a table's layouts."""
-        if self.risk is None:
-            return bounds.seconds
-        distances = self._distances(bounds.shape, bounds.pipelines)[bounds.pipeline, bounds.zero]
-        chances = self.risk.probability(bounds.memory_bytes / self._capacity)
-        return bounds.seconds * (1 + CAUTION * distances + AGAIN * chances)
-
-    def _distances(self, shape: BlockShape, pipelines: tuple[Pipeline, ...]) -> NDArray[np.float64]:
-        """[pipelines, ZeRO stages] around a shape."""
-        key = (shape.tp, shape.cp, shape.ep, shape.recompute, tuple((each.pp, each.schedule) for each in pipelines))
+        key = (bounds.pipelines, bounds.states_away, ":" in bounds.shape.recompute)
         if key not in self._tables:
-            distances = {each: [self._distance(shape, *each, zero) for zero in range(4)] for each in set(key[-1])}
-            self._tables[key] = np.array([distances[each] for each in key[-1]])
-        return self._tables[key]
+            firsts = {each: int(np.argmax(bounds.pipeline == place)) for place, each in enumerate(bounds.pipelines)}
+            self._tables[key] = np.array([self.weight(bounds.candidate(row)) for row in firsts.values()])
+        return bounds.seconds * self._tables[key][bounds.pipeline] * np.where(bounds.is_mixed, WORTH, 1.0)

@@ -24,13 +24,8 @@ def overlapped(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
     found = []
     several = [p for p in sorted(best, key=lambda p: p.score) if p.candidate.ep > 1 and _microbatches(pricer, p) > 1]
     for each in several[:TRIED]:
-        candidate = replace(each.candidate, overlap_experts=True)
-        if pricer.end_ranks_exceed(candidate, request.memory_bytes):
-            continue
-        priced = pricer.price(candidate)
-        if not isinstance(priced, Priced) or priced.memory_bytes > request.memory_bytes:
-            continue
-        if request.overlap_experts or priced.score < each.score:
+        priced = pricer.fitting(replace(each.candidate, overlap_experts=True), request.memory_bytes)
+        if priced is not None and (request.overlap_experts or priced.score < each.score):
             found.append(priced)
     return found
 

@@ -12,27 +12,19 @@ from fourfold.plan.pricing import Priced, Pricer
 
 PROBES = 4
 """Programs a layout: N is found to within a sixteenth of the blocks."""
-WORTH = 0.98
-"""Share of the best time: a layout that does not fit without recomputation is looked at where it would take no more."""
 
 
-def partially_recomputed(pricer: Pricer, priced: Priced) -> Priced | None:
-    """A layout that recomputes every block, with as few of them as fit; None where that is no faster."""
-    found = _fewest(pricer, priced.candidate)
-    return found if found is not None and found.seconds < priced.seconds else None
-
-
-def made_to_fit(pricer: Pricer, too_large: Priced) -> Priced | None:
+def made_to_fit(pricer: Pricer, too_large: Candidate) -> Priced | None:
     """A layout that does not fit without recomputation, with as little of it as makes it fit; None where none does."""
     for policy in ("selective", "full"):
-        every = replace(too_large.candidate, recompute=policy)
+        every = replace(too_large, recompute=policy)
         if pricer.request.permits(every) and pricer.fits(every):
-            found = _fewest(pricer, every) or pricer.price(every)
+            found = fewest_recomputed(pricer, every) or pricer.price(every)
             return found if isinstance(found, Priced) else None
     return None
 
 
-def _fewest(pricer: Pricer, candidate: Candidate) -> Priced | None:
+def fewest_recomputed(pricer: Pricer, candidate: Candidate) -> Priced | None:
     """With as few blocks recomputed as were seen to fit; None where that is all of them, or none are recomputed."""
     policy, fewest, most = candidate.recompute, 0, pricer.request.model.num_layers
     if policy not in ("selective", "full") or not pricer.request.permits(replace(candidate, recompute=f"{policy}:1")):

@@ -17,7 +17,8 @@ KEPT = 1_000
 @dataclass
 class Counts:
     """Where the layouts went. `not_searched`: their bounds are better than the best, but others looked better still.
-    `end_ranks_too_large`: the programs of the first two pipeline scores and the last were lowered, and hold too much.
+    `end_ranks_too_large`: the programs of the first two pipeline ranks and the last were lowered, and hold too much.
+    `mixed`: layouts that are too large, for whose blocks ways with their activations were looked for.
     `least_memory`: layouts that were simulated for their memory, where none of the fastest fits. `slower_shapes`: shapes of a
     replica all of whose layouts are slower, which were not counted."""
 
@@ -27,13 +28,13 @@ class Counts:
     simulated: int = 0
     simulated_too_large: int = 0
     end_ranks_too_large: int = 0
-    like_a_simulated_one: int = 0
     timelines: int = 0
     refused: int = 0
     not_searched: int = 0
     shapes_not_priced: int = 0
     slower_shapes: int = 0
     least_memory: int = 0
+    mixed: int = 0
 
 
 @dataclass
@@ -124,6 +125,10 @@ class Pool:
 
     def candidate(self, origin: np.ndarray) -> Candidate:
         return self.tables[int(origin[0])].candidate(int(origin[1]))
+
+    def lacking_bytes(self, origin: np.ndarray) -> float:
+        """Bytes that a layout holds too much that fits by what each block does with its activations."""
+        return float(self.tables[int(origin[0])].lacking_bytes[int(origin[1])])
 
     def parts(self, origin: np.ndarray) -> Parts:
         """The parts of a layout's bound."""

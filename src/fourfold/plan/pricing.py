@@ -1,6 +1,7 @@
 """Sharper prices of one layout than its bound: the timeline of its schedule, the simulation of its program."""
 
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -8,7 +9,8 @@ from dataclasses import dataclass, replace
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
 from fourfold.plan.blocks import BlockPricer
-from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, SIMULATION, TIMELINE, SearchBudget
+from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, ROW, SHAPE, SIMULATION, TIMELINE, SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.outlook import TIGHT, Outlook
 from fourfold.plan.request import Request
@@ -16,7 +18,10 @@ from fourfold.program.compiled import CompiledStages
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.prediction import StepPrediction, predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.stage_times import estimate_makespan
+from fourfold.simulate.summary import StepSummary
 
+OVERLAPPED = 0.85
+"""Share of a step that is left at least where all-to-alls of experts run behind another microbatch: bounds do not know of it."""
 KEPT = 200_000
 """Instructions of programs that are kept for others of their kind."""
 
@@ -41,7 +46,7 @@ class Priced:
 
     @property
     def score(self) -> float:
-        """Seconds by which layouts are ordered: those of the step, and more where they are less sure."""
+        """Seconds by which layouts are ordered: those of the step, and more for what is not plain."""
         return self.seconds * self.weight
 
     @property
@@ -61,7 +66,7 @@ def family(candidate: Candidate) -> Candidate:
     return replace(candidate, dp_replicate=1, dp_shard=candidate.dp)
 
 
-def _computation(candidate: Candidate) -> Candidate:
+def computation(candidate: Candidate) -> Candidate:
     """The layout that computes the same and says nothing of how data parallelism is divided."""
     return replace(family(candidate), zero=0, outermost="pp", offload_optimizer=False)
 
@@ -77,9 +82,13 @@ class Pricer:
         self.blocks = BlockPricer(request)
         self.outlook = Outlook(request)
         self._best: list[tuple[float, Candidate, StepPrediction]] = []
+        self._figures: dict[Candidate, tuple[float, tuple[int, ...]] | str] = {}
+        self._held: dict[Candidate, dict[int, int]] = {}
         self._recent: OrderedDict[Candidate, CompiledStages] = OrderedDict()
         self._timelines: dict[Candidate, float] = {}
-        self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
+        self._bounders: dict[tuple[object, ...], Bounder] = {}
+        self._bounds: dict[tuple[object, ...], Bounds | None] = {}
+        self._ratios: dict[tuple[str, int, int, int, bool, str], float] = {}
 
     def within(self, request: Request, budget: SearchBudget) -> "Pricer":
         """For the same step under other constraints, with all that is computed here and there, and a budget of its own."""
@@ -98,10 +107,32 @@ class Pricer:
         self.budget.spend(SIMULATION + INSTRUCTION * compiled.num_instructions)
         self._check_host(candidate, step)
         held = max(step.device_bytes)
-        score = step.seconds * self.outlook.weight(candidate, held)
+        score = step.seconds * self.outlook.weight(candidate)
         if held <= self.request.memory_bytes and (not self._best or score < self._best[0][0]):
             self._best[:] = [(score, candidate, step)]
         return step
+
+    def figures(self, candidate: Candidate) -> tuple[float, tuple[int, ...]]:
+        """Seconds, and the peak memory of every pipeline rank's devices, of that step; they are kept. Raises `UserError` as
+        `predict` does."""
+        known = self._figures.get(candidate)
+        if known is None:
+            try:
+                step = self.predict(candidate)
+                known = step.seconds, tuple(step.device_bytes)
+                self._held[candidate] = dict(enumerate(known[1]))
+            except UserError as error:
+                known = str(error)
+            self._figures[candidate] = known
+        if isinstance(known, str):
+            raise UserError(known)
+        return known
+
+    def summary(self, candidate: Candidate) -> StepSummary:
+        """The figures of that step. Raises `UserError` as `predict` does."""
+        request, step = self.request, self.predict(candidate)
+        share = request.memory_bytes / request.cluster.device.memory_bytes
+        return StepSummary(step, request.global_sequences // (candidate.dp * candidate.microbatch_sequences), share)
 
     def _check_host(self, candidate: Candidate, step: StepPrediction) -> None:
         most = self.request.host_bytes
@@ -117,57 +148,107 @@ class Pricer:
     def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
         """Simulates a layout; a message where it cannot be."""
         try:
-            step = self.predict(candidate)
+            return self.priced(candidate, *self.figures(candidate), bound_seconds)
         except UserError as error:
             return str(error)
-        return self.priced(candidate, step.seconds, step.device_bytes, bound_seconds)
 
     def priced(
         self, candidate: Candidate, seconds: float, device_bytes: tuple[int, ...], bound_seconds: float = 0.0
     ) -> Priced:
         """A layout with these figures, and its score."""
         outlook, held = self.outlook, max(device_bytes)
-        about = (outlook.weight(candidate, held), outlook.probability(held), outlook.distance(candidate))
+        about = (outlook.weight(candidate), outlook.probability(held), outlook.distance(candidate))
         return Priced(candidate, seconds, device_bytes, bound_seconds, *about)
 
     def held(self, candidate: Candidate) -> list[int] | None:
         """Peak memory of the devices of every pipeline rank, from programs alone; None where the layout cannot be."""
         try:
-            spec = candidate_spec(self.request, candidate)
-            compiled = self._compiled(candidate, spec)
-            found = list(predict_memory(spec, self.request.prices(spec.layout), compiled))
-            self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * compiled.num_instructions))
-            return found
+            held = dict(self._rank_bytes(candidate, range(candidate.pp)))
         except UserError:
             return None
+        return [held[rank] for rank in range(candidate.pp)]
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the layout can be and fits, without its time."""
+        most = self.request.memory_bytes
         try:
-            spec, most = candidate_spec(self.request, candidate), self.request.memory_bytes
-            compiled = self._compiled(candidate, spec)
-            fits = all(each <= most for each in predict_memory(spec, self.request.prices(spec.layout), compiled))
-            self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * compiled.num_instructions))
-            return fits
+            return all(held <= most for _, held in self._rank_bytes(candidate, range(candidate.pp)))
         except UserError:
             return False
 
     def end_ranks_bytes(self, candidate: Candidate) -> int:
         """The largest peak memory of the first two pipeline ranks and the last, from their programs alone. One of them is usually
         the fullest. Raises `UserError` where the layout cannot be."""
+        ends = sorted({0, min(1, candidate.pp - 1), candidate.pp - 1})
+        return max(held for _, held in self._rank_bytes(candidate, ends))
+
+    def _rank_bytes(self, candidate: Candidate, ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pipeline ranks and the peak memory of their devices: those that are known first, others as they are asked for, which are
+        kept. Raises `UserError` where the layout cannot be."""
+        known = self._held.setdefault(candidate, {})
+        missing = [rank for rank in ranks if rank not in known]
+        yield from [(rank, known[rank]) for rank in ranks if rank in known]
+        if not missing:
+            return
         spec = candidate_spec(self.request, candidate)
         compiled = self._compiled(candidate, spec)
-        before = compiled.num_instructions
-        ends = {0, 1, candidate.pp - 1}
-        held = max(predict_memory(spec, self.request.prices(spec.layout), compiled, ends))
-        self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * (compiled.num_instructions - before)))
-        return held
+        try:
+            found = predict_memory(spec, self.request.prices(spec.layout), compiled, missing)
+            for rank, held in zip(missing, found, strict=True):
+                known[rank] = held
+                yield rank, held
+        finally:
+            share = sum(rank in known for rank in missing) / candidate.pp
+            self.budget.spend(MEMORY * share * (SIMULATION + INSTRUCTION * compiled.num_instructions))
 
     def end_ranks_exceed(self, candidate: Candidate, most_bytes: float) -> bool:
         """Whether the end ranks of a long pipeline tell that it holds more, or cannot be: a simulation takes all ranks."""
         with suppress(UserError):
             return candidate.pp > 2 and self.end_ranks_bytes(candidate) > most_bytes
         return True
+
+    def fitting(self, candidate: Candidate, most_bytes: float, bound_seconds: float = 0.0) -> Priced | None:
+        """Simulates a layout, unless the end ranks tell that it holds more than so many bytes; None where it does, or cannot be."""
+        if self.end_ranks_exceed(candidate, most_bytes):
+            return None
+        priced = self.price(candidate, bound_seconds)
+        return priced if isinstance(priced, Priced) and priced.memory_bytes <= most_bytes else None
+
+    def bound(self, candidate: Candidate, mixes: bool = True) -> tuple[float, float, bool]:
+        """Bounds of the seconds, from its timeline and its traffic, and of the bytes of one layout; whether it fits only by what
+        its blocks do with their activations. `mixes`: whether that counts. Raises `UserError` where it cannot be."""
+        policy, _, some = candidate.recompute.partition(":")
+        plain = not some and not candidate.activations
+        shape = replace(candidate.shape, recompute=policy if plain else "none")
+        key = (shape, candidate.offload_optimizer, self.request.memory_bytes, mixes)
+        if key not in self._bounds:
+            self._bounds[key] = self._bounder(candidate.offload_optimizer, mixes).bounds(shape)
+            self.budget.spend(SHAPE + ROW * len(self._bounds[key] or ()))
+        fields = ("pp", "schedule", "virtual_stages", "dp_shard", "dp_replicate", "zero")
+        table = self._bounds[key]
+        rows = table.where({name: getattr(candidate, name) for name in fields}) if table is not None else None
+        left = OVERLAPPED if candidate.overlap_experts else 1.0
+        if not rows:
+            return left * self.timeline(candidate, 0.0), 0.0, False
+        parts = rows.parts(0)
+        if plain:
+            seconds = parts.around(self.timeline(candidate, parts.compute))
+            return left * seconds, float(rows.memory_bytes[0]), bool(rows.is_mixed[0])
+        # what its blocks do with their activations changes the timeline, not the traffic
+        seconds = parts._replace(spared=0.0).around(self.timeline(candidate, 0.0))
+        return left * seconds, 0.0, False
+
+    def _bounder(self, states_away: bool, mixes: bool) -> Bounder:
+        """The bounds of layouts whatever their constraints, but for what these say of recomputation."""
+        request = self.request
+        key = (request.memory_bytes, states_away, mixes, request.constraints.states("recompute"))
+        if key not in self._bounders:
+            kept = request.constraints.without(
+                limit for limit in request.constraints.limits if limit.key != "recompute"
+            )
+            free = replace(request, constraints=kept, offload_optimizer=states_away or request.offload_optimizer)
+            self._bounders[key] = Bounder(free, blocks=self.blocks, mixes=mixes)
+        return self._bounders[key]
 
     @property
     def drawn(self) -> int:
@@ -186,18 +267,21 @@ class Pricer:
     def like(self, candidate: Candidate, bound: float) -> float:
         """The bound times what another shape's timeline was over its own bound, in the same pipeline."""
         each = candidate.dp * candidate.microbatch_sequences
-        key = (candidate.schedule, candidate.pp, candidate.virtual_stages, each, candidate.recompute == "full")
+        pipeline = (candidate.schedule, candidate.pp, candidate.virtual_stages, each)
+        key = (*pipeline, candidate.recompute == "full", candidate.outermost)
         if key not in self._ratios:
             self._ratios[key] = self.timeline(candidate, bound) / bound if candidate.pp > 1 else 1.0
         return bound * self._ratios[key]
 
     def _compiled(self, candidate: Candidate, spec: StepSpec) -> CompiledStages:
         """The stages compiled for the first layout of the same computation, as long as that is kept."""
-        key = _computation(candidate)
+        key = computation(candidate)
         if key in self._recent:
             self._recent.move_to_end(key)
             return self._recent[key]
         while self._recent and sum(each.num_instructions for each in self._recent.values()) > KEPT:
             self._recent.popitem(last=False)
+        for each in self._recent.values():
+            each.forget_programs()
         self._recent[key] = CompiledStages(spec)
         return self._recent[key]

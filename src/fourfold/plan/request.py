@@ -11,6 +11,7 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.masks import Windows, share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.evidence.out_of_memory import out_of_memory
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate, policy_and_offload
@@ -24,11 +25,12 @@ from fourfold.simulate.run_prices import (
     prices_for,
     transport_on,
 )
+from fourfold.simulate.summary import MEMORY_SHARE
 
 BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
-MEMORY_SHARE = 0.94
-"""Share of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
+LIKELY, SAFE = 0.25, 0.05
+"""Probability of running out of memory up to which a layout is likely to fit, and to which it is safe."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Request:
     on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too. `overlap_experts`:
     whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
     `offload`: whether blocks may offload their activations. `offload_optimizer`: whether layouts have their optimizer states in
-    the host's memory; None: where nothing fits otherwise, or where it is faster.
+    the host's memory; None: where nothing fits otherwise, or where it is faster. `most_risk`: the probability of running out of
+    memory up to which layouts are likely to fit.
     """
 
     model: ModelConfig
@@ -62,6 +65,7 @@ class Request:
     overlap_experts: bool | None = None
     offload: bool = True
     offload_optimizer: bool | None = None
+    most_risk: float = LIKELY
 
     @classmethod
     def of(
@@ -123,6 +127,7 @@ class Request:
                 "overlap_experts",
                 "offload",
                 "offload_optimizer",
+                "most_risk",
             )
         }
         return replace(asked, **mine)
@@ -165,6 +170,13 @@ class Request:
         return self.cluster.devices
 
     @property
+    def likely_bytes(self) -> int:
+        """The most that a device may hold of a layout that is likely to fit (`evidence.out_of_memory`)."""
+        risk = out_of_memory(self.template)
+        likely = self.cluster.device.memory_bytes * risk.share(self.most_risk) if risk is not None else float("inf")
+        return int(min(self.memory_bytes, likely))
+
+    @property
     def tokens(self) -> int:
         """Tokens of a step."""
         return self.global_sequences * self.sequence_length
@@ -195,7 +207,8 @@ class Request:
         if layout.activations:
             ways = [policy_and_offload(way) for way in layout.activations]
             keys["recompute"] = [policy for policy, _ in ways]
-            keys["offload"] = ["activations" if away else "none" for _, away in ways]
+            if any(away for _, away in ways):
+                keys["offload"] = ["activations" if away else "none" for _, away in ways]
         return LayoutSection(**keys, prefetch=self.prefetch, sequence_parallel=split)
 
     @property

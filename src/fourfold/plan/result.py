@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fourfold.model.counts import step_flops_per_token
 from fourfold.plan.activations import seconds_per_gigabyte, states_per_gigabyte
+from fourfold.plan.advice import Advice
 from fourfold.plan.explain import Explanation
 from fourfold.plan.found import Found, pareto
 from fourfold.plan.pricing import Priced
@@ -14,28 +15,29 @@ from fourfold.simulate.summary import StepSummary
 @dataclass(frozen=True)
 class Plan:
     """`heuristic_baseline`: None where none of it fits; `baseline_is_outside`: it does not keep to the constraints. `enough`:
-    devices on which something would fit, where nothing does here. `closer`: the best layout's step. `obstacles`: constraints
-    without one of which something may fit, where nothing does."""
+    devices on which something would fit, where nothing does here. `best_step`: the best layout's step. `obstacles`: constraints
+    without one of which something may fit, where nothing does. `advice`: changes of the best layout that help, all simulated."""
 
     found: Found
     heuristic_baseline: Priced | None
     explanations: tuple[Explanation, ...] = ()
     enough: int | None = None
-    closer: StepSummary | None = None
+    best_step: StepSummary | None = None
     baseline_is_outside: bool = False
     obstacles: tuple[str, ...] = ()
+    advice: Advice | None = None
 
     @property
     def spare_prices(self) -> dict[str, float]:
         """Seconds of the best layout's step that a gigabyte of activations costs that is not kept, by the way to spare it."""
-        if self.closer is None:
+        if self.best_step is None:
             return {}
-        return seconds_per_gigabyte(self.closer.step.simulation, self.closer.num_microbatches)
+        return seconds_per_gigabyte(self.best_step.step.simulation, self.best_step.num_microbatches)
 
     @property
     def states_price(self) -> float | None:
         """Seconds of its step that a gigabyte of optimizer states in the host's memory costs; None where they are there."""
-        return states_per_gigabyte(self.closer.step.simulation) if self.closer is not None else None
+        return states_per_gigabyte(self.best_step.step.simulation) if self.best_step is not None else None
 
     @property
     def request(self) -> Request:

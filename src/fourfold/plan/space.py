@@ -17,14 +17,14 @@ from fourfold.model.low_precision import MULTIPLES
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.program.schedule import BUILT_IN, find_schedule, usual_schedule
-from fourfold.program.schedule.record import Idle
+from fourfold.program.schedule.record import Idle, Schedule
 
 MAX_TENSOR = 64
 MAX_CONTEXT = 64
 MICROBATCHES = (1, 2, 4, 8, 16)
 MAX_STAGES_A_RANK = 16
 RECOMPUTE = ("none", "selective", "full")
-_SEARCHED = sorted((s for s in BUILT_IN if s.searched), key=lambda s: (s.min_virtual_stages, s.is_v))
+SEARCHED = sorted((s for s in BUILT_IN if s.searched), key=lambda s: (s.min_virtual_stages, s.is_v))
 """The simplest pipelines first: of layouts that look alike, the search keeps the first."""
 
 
@@ -60,21 +60,36 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
         if devices % tp or not splits_tensors(model, tp):
             continue
         for cp in choices("cp", _divisors(devices // tp, MAX_CONTEXT), {"tp": tp}):
-            if devices // tp % cp or (cp > 1 and request.sequence_length % (sequence_multiple(cp) * tp)):
+            if devices // tp % cp or not divides_sequence(request, tp, cp):
                 continue
-            for method in _context_methods(request, tp, cp):
+            for method in context_methods(request, tp, cp):
                 for ep, etp in _expert_degrees(request, tp):
                     known = {"tp": tp, "cp": cp, "ep": ep, "etp": etp}
                     for microbatch in choices("microbatch_sequences", MICROBATCHES, known):
                         if request.global_sequences % microbatch or microbatch > request.global_sequences:
                             continue
-                        tokens = microbatch * request.sequence_length // cp
-                        if not splits_tokens(model, tokens, tp, request.sequence_parallel):
-                            continue
-                        if _cuts_scales(request, tp, cp, tokens):
+                        if not divides_microbatch(request, tp, cp, microbatch):
                             continue
                         for policy in choices("recompute", policies, known):
                             yield BlockShape(tp, cp, method, ep, etp, microbatch, policy)
+
+
+def divides_sequence(request: Request, tp: int, cp: int) -> bool:
+    """Whether context parallelism divides a sequence, and tensor parallelism each part."""
+    return cp == 1 or request.sequence_length % (sequence_multiple(cp) * tp) == 0
+
+
+def divides_microbatch(request: Request, tp: int, cp: int, sequences: int) -> bool:
+    """Whether a microbatch's tokens divide over the ranks that share it, with the scales of a low-precision format."""
+    tokens = sequences * request.sequence_length // cp
+    splits = splits_tokens(request.model, tokens, tp, request.sequence_parallel)
+    return splits and not _cuts_scales(request, tp, cp, tokens)
+
+
+def most_stages(request: Request, schedule: Schedule, pp: int) -> int:
+    """The most stages that a rank of so many can have under a schedule."""
+    segments = max_stages(request.model)
+    return min(schedule.max_virtual_stages or segments // pp, segments // pp)
 
 
 def _cuts_scales(request: Request, tp: int, cp: int, tokens: int) -> bool:
@@ -86,7 +101,7 @@ def _cuts_scales(request: Request, tp: int, cp: int, tokens: int) -> bool:
     return gemm_fault(request.model, MULTIPLES[recipe], *sizes) is not None
 
 
-def _context_methods(request: Request, tp: int, cp: int) -> list[str]:
+def context_methods(request: Request, tp: int, cp: int) -> list[str]:
     """The mixed method whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
     stated: list[str] = request.constraints.choices("cp_method", (), {"cp": cp})
     if cp == 1:
@@ -126,12 +141,12 @@ def pipelines(request: Request, ranks: int) -> Iterator[Pipeline]:
     for pp in choices("pp", _divisors(ranks, segments), {}):
         if ranks % pp or pp > segments:
             continue
-        usual = _SEARCHED if pp > 1 else (usual_schedule(1),)
+        usual = SEARCHED if pp > 1 else (usual_schedule(1),)
         for name in choices("schedule", [schedule.name for schedule in usual], {"pp": pp}):
             schedule = find_schedule(name)
             if pp == 1 and schedule not in usual:
                 continue
-            most = min(schedule.max_virtual_stages or segments // pp, segments // pp) if pp > 1 else 1
+            most = most_stages(request, schedule, pp) if pp > 1 else 1
             several = range(schedule.min_virtual_stages, min(most, MAX_STAGES_A_RANK) + 1)
             for stages in choices("virtual_stages", several, {"pp": pp}):
                 if schedule.min_virtual_stages <= stages <= most and (stated or _worth(segments, pp, stages)):

@@ -1,13 +1,15 @@
 """Optimizer states in the host's memory: what they free and cost, and when layouts with them there are worth a search.
 
 Their copies run around the update alone, behind the last computation, so that they never share the link with those of activations.
-Layouts that fit with their states on the device are searched first. All layouts are searched with them away where none of those
-fits, or where bounds say that a faster one would.
+Where it is open what blocks do with their activations, where the states lie is chosen together with it (`plan/activations.py`).
+Else layouts that fit with their states on the device are searched first, and all with them away where none of those fits, or where
+bounds say that a faster one would.
 """
 
 from dataclasses import fields, replace
 
 from fourfold.cost.prices import Prices
+from fourfold.plan.bound import may_mix
 from fourfold.plan.found import Found, best_first
 from fourfold.plan.pool import Counts
 from fourfold.program.offload import state_buffers
@@ -38,7 +40,7 @@ def freed_and_seconds(view: RankView, prices: Prices) -> tuple[int, float]:
 def worth_a_search(found: Found) -> bool:
     """Whether nothing fits, or the best fits because it spares activations or states, and a layout whose states alone keep it from
     fitting looks faster. That is taken to be above its bound as the nearest to its own among the best."""
-    if not found.request.states_may_leave or found.away_seconds == float("inf"):
+    if not found.request.states_may_leave or found.away_seconds == float("inf") or may_mix(found.request):
         return False
     if not found.best:
         return True

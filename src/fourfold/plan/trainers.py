@@ -3,9 +3,11 @@
 Read in Megatron-LM b5bcd76, torchtitan d98e8a6 and DeepSpeed edaa722, all of August 2026.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.constraints import Constraints, Limit, Value
+from fourfold.plan.request import Request
 from fourfold.program.schedule import BUILT_IN
 
 
@@ -20,6 +22,10 @@ class Trainer:
     @property
     def constraints(self) -> Constraints:
         return Constraints(tuple(Limit(*limit, by=self.title) for limit in self.limits))
+
+    def permits(self, request: Request, layout: Candidate) -> bool:
+        """Whether it can run a layout of the request's model."""
+        return replace(request, constraints=self.constraints).permits(layout)
 
     @property
     def sequence_parallel(self) -> bool:

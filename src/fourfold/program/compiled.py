@@ -10,6 +10,7 @@ from fourfold.program.footprints import Footprints
 from fourfold.program.offload import insert_activation_offloads
 from fourfold.program.overlap import Units, expand_units, in_couples, overlapping_units, placed_units
 from fourfold.program.pattern import Step
+from fourfold.program.program import Program
 from fourfold.program.replay import insert_replays, unsplit_first
 from fourfold.program.schedule import Orders, StageTimes, find_schedule, schedule_orders
 from fourfold.program.spec import StepSpec
@@ -19,7 +20,7 @@ from fourfold.program.view import RankView, rank_views
 
 
 class CompiledStages:
-    """A cache: compute orders and instructions without data parallelism, by number of microbatches.
+    """A cache: compute orders and instructions without data parallelism, by number of microbatches; the last spec's programs.
 
     Specs share it that differ in `dp_replicate`, `dp_shard`, `zero`, the order of the mesh's axes, the number of microbatches and
     `checksum` alone. Whoever compiles several such steps keeps it: the search (`plan.pricing`), a prediction from two shorter
@@ -32,11 +33,25 @@ class CompiledStages:
         self._orders: dict[int, Orders] = {}
         self._instructions: dict[tuple[int, int], list[Step]] = {}
         self._views: tuple[RankView, ...] = ()
+        self._programs: dict[tuple[int, int], tuple[StepSpec, Program]] = {}
 
     @property
     def num_instructions(self) -> int:
-        """Instructions that are kept."""
+        """Instructions that are kept, those of whole programs aside."""
         return sum(map(len, self._instructions.values()))
+
+    def program(self, view: RankView, steps: list[Step], made: Callable[[list[Step], RankView], Program]) -> Program:
+        """The whole program of a pipeline rank, as it is `made` of its computation and transfers: that of the last step that shares
+        these is kept."""
+        key = (view.spec.layout.num_microbatches, view.pp_rank)
+        known = self._programs.get(key)
+        if known is None or known[0] != view.spec:
+            known = self._programs[key] = view.spec, made(steps, view)
+        return known[1]
+
+    def forget_programs(self) -> None:
+        """Lets go of what was kept of whole programs."""
+        self._programs.clear()
 
     def views(self, spec: StepSpec) -> tuple[RankView, ...]:
         """The step as every pipeline rank sees it. Those of the last step are kept, which another number of microbatches changes

@@ -159,7 +159,7 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
 def _stream_problem(step: Instruction, view: RankView) -> tuple[str, str] | None:
     """Collectives and transfers run on their group's stream, a reduction on that of its shards, a copy on its direction of the link
     to the host; all else on the compute stream."""
-    stream = {Op.OFFLOAD: "host>", Op.FETCH: "host<"}.get(step.op, "compute")
+    stream = {Op.OFFLOAD: "to_host", Op.FETCH: "from_host"}.get(step.op, "compute")
     if step.op in STARTS - HOST_COPIES:
         flat = view.flats[step.segment] if step.op is Op.REDUCE and step.segment else None
         stream = axes_name(flat.shard_axes) if flat and flat.zero else step.collectives[-1].axes

@@ -142,7 +142,7 @@ def _choose(
     cut = shard_numel if any(map(is_split, matrices)) else 0
     spread, workspace = _most([tuple(m for m in shard if not m.at) for shard in shards], cut, compute)
     best: tuple[float, tuple[tuple[str, ...], int, Work, int]] | None = None
-    if wanted != "home" or not choices:
+    if wanted != "owner" or not choices:
         best = spread.flops, ((), 0, spread, workspace)
     for axes, ranks, covers in choices if wanted != "shard" else ():
         homes = [given for shared in ([matrices] if covers else shards) for given in share_out(shared, ranks, compute)]

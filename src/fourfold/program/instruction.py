@@ -111,7 +111,7 @@ class Instruction(NamedTuple):
 
     `work` is what it computes and sends, recorded from the code that runs it; what it costs is priced from that alone.
     `workspace_bytes` lives only while the instruction runs, above what it reads and writes at its end. `stream` is where it
-    runs: `compute`, the name of the group whose link it uses, or a direction of the link to the host (`host>`, `host<`).
+    runs: `compute`, the name of the group whose link it uses, or a direction of the link to the host (`to_host`, `from_host`).
     """
 
     op: Op

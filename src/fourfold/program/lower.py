@@ -55,7 +55,7 @@ def lower_pipeline(spec: StepSpec, kind: str = "train", compiled: CompiledStages
 def each_program(compiled: CompiledStages, views: Sequence[RankView]) -> Iterator[Program]:
     """The training step of every pipeline rank, each compiled when it is asked for."""
     for view, steps in zip(views, compiled.instructions(views), strict=True):
-        yield _with_data_parallelism(steps, view)
+        yield compiled.program(view, steps, _with_data_parallelism)
 
 
 def _with_data_parallelism(steps: list[Step], view: RankView) -> Program:

@@ -15,7 +15,7 @@ from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.view import RankView
 
-STREAMS = {Op.OFFLOAD: "host>", Op.FETCH: "host<"}
+STREAMS = {Op.OFFLOAD: "to_host", Op.FETCH: "from_host"}
 
 
 def insert_activation_offloads(steps: list[Step], view: RankView) -> list[Step]:

@@ -17,6 +17,7 @@ from fourfold.program import buffers as name
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.schedule import Compute, StageTimes
+from fourfold.program.schedule.check import check_orders
 from fourfold.program.schedule.execution import execute
 from fourfold.program.sizes import hidden_bytes
 from fourfold.program.stage_map import StageMap
@@ -108,13 +109,26 @@ def _ends(transfer: PlannedTransfer, view: RankView) -> tuple[Pattern, Pattern]:
 
 
 def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> list[list[int]]:
-    """The places of every rank's computations in the global order: all different, each after those that it needs."""
-    starts = execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).starts
+    """The places of every rank's computations in the global order: all different, each after those that it needs. Raises
+    `UserError` for orders that cannot run."""
+    try:
+        starts = execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).starts
+    except (IndexError, KeyError, ValueError):
+        _check(orders, stage_ranks)
+        raise
+    if [*map(len, starts)] != [*map(len, orders)]:
+        _check(orders, stage_ranks)
     flat = sorted((start, rank, index) for rank, row in enumerate(starts) for index, start in enumerate(row))
     places = [[0] * len(row) for row in starts]
     for place, (_, rank, index) in enumerate(flat):
         places[rank][index] = place
     return places
+
+
+def _check(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> None:
+    """Raises `UserError` that says why the orders cannot run."""
+    last = max((m for order in orders for _, _, m in order), default=0)
+    check_orders(orders, stage_ranks, len(stage_ranks), last + 1)
 
 
 def plan_transfers(

@@ -56,12 +56,14 @@ class Failures:
 
 @dataclass(frozen=True)
 class Campaign:
-    """`steps` of `step_seconds`. Times with `goodput` 1 where no failure rate is known; with spares where it is."""
+    """`steps` of `step_seconds`. Times with `goodput` 1 where no failure rate is known; with spares where it is. `rented`: devices
+    that are paid for, those that idle and may stand by among them."""
 
     tokens: int
     steps: int
     step_seconds: float
     devices: int
+    rented: int
     assumptions: Assumptions
     failures: Failures | None
 
@@ -89,11 +91,22 @@ class Campaign:
         return self.devices * self.training_seconds / 3600
 
     @property
-    def dollars(self) -> float | None:
-        """Spares cost as much as what they stand by for."""
-        price = self.assumptions.dollars_per_device_hour
+    def paid(self) -> int:
+        """Devices that cost money: those that train and spares, or all that are rented where these are more."""
         spares = self.failures.with_spares.spare_devices if self.failures else 0
-        return None if price is None else price * (self.devices + spares) * self.seconds / 3600
+        return max(self.rented, self.devices + spares)
+
+    @property
+    def dollars(self) -> float | None:
+        """Spares and idle devices cost as much as those that train."""
+        price = self.assumptions.dollars_per_device_hour
+        return None if price is None else price * self.paid * self.seconds / 3600
+
+    @property
+    def training_dollars(self) -> float | None:
+        """The same without failures, checkpoints and spares."""
+        price = self.assumptions.dollars_per_device_hour
+        return None if price is None else price * self.rented * self.training_seconds / 3600
 
     @property
     def joules(self) -> float | None:
@@ -103,14 +116,21 @@ class Campaign:
 
 
 def campaign(
-    tokens: int, tokens_per_step: int, step_seconds: float, devices: int, node_devices: int, assumptions: Assumptions
+    tokens: int,
+    tokens_per_step: int,
+    step_seconds: float,
+    devices: int,
+    node_devices: int,
+    assumptions: Assumptions,
+    rented: int = 0,
 ) -> Campaign:
-    """A run of so many tokens. `node_devices`: how many fail together and are replaced together."""
+    """A run of so many tokens. `node_devices`: how many fail together and are replaced together. `rented`: devices that are paid
+    for, where they are more than `devices`."""
     steps = -(-tokens // tokens_per_step)
     found = None
     if assumptions.failure_hours is not None:
         found = _failures(steps * step_seconds, step_seconds, devices, min(node_devices, devices), assumptions)
-    return Campaign(tokens, steps, step_seconds, devices, assumptions, found)
+    return Campaign(tokens, steps, step_seconds, devices, max(rented, devices), assumptions, found)
 
 
 def _failures(

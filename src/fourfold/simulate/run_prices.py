@@ -76,6 +76,16 @@ def executed_precision(
     return precision.model_copy(update=stated), replace(overrides, gemm_dtype=None)
 
 
+def check_compute(compute: str, cluster: Cluster) -> None:
+    """Raises `UserError` where the devices multiply in 16 bits but not in bf16: fourfold does not train in fp16."""
+    peaks, name = cluster.device.peak_flops_per_second, cluster.device.name
+    if compute == "bf16" and "bf16" not in peaks and "fp16" in peaks:
+        raise UserError(
+            f"precision.compute = 'bf16': {name} has no bf16 (its formats: {', '.join(peaks)}), and nothing here trains in fp16; "
+            "what works: precision.compute=fp32, for a plan --dtype fp32, or devices with bf16, for example --cluster dgx-a100:64"
+        )
+
+
 def prices_for(
     config: RunConfig,
     spec: StepSpec,

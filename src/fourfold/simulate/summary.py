@@ -12,6 +12,10 @@ from fourfold.simulate.step import IDLE, exposed_axes, mean_seconds
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic
 
 ONCE = "the software, once a step"
+MEMORY_SHARE = 0.95
+"""Share of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
+IMBALANCE = "imbalance"
+"""Time that a rank waits for stages which have more to compute than its own, and would in a pipeline without end."""
 HOST_BOUND_SHARE = 0.01
 """Share of a step from which a device's wait for its host is worth a word."""
 
@@ -47,10 +51,11 @@ class LinkTraffic:
 
 @dataclass(frozen=True)
 class StepSummary:
-    """Figures of a step, for all of its microbatches."""
+    """Figures of a step, for all of its microbatches. `memory_share`: of a device's memory that it may fill."""
 
     step: StepPrediction
     num_microbatches: int
+    memory_share: float = MEMORY_SHARE
 
     @property
     def seconds(self) -> float:
@@ -113,15 +118,37 @@ class StepSummary:
 
     @cached_property
     def spent(self) -> list[dict[str, float]]:
-        """Seconds of every pipeline rank by what they went into; each sums to `seconds`."""
+        """Seconds of every pipeline rank by what they went into; each sums to `seconds`. A rank that waits for other stages waits
+        for imbalance as long as the busiest rank computes longer than itself, and else for the pipeline to fill, to drain, and to
+        move on."""
         once = self.step.simulation.prices.software.step_seconds
         ranks = self.step.along(lambda simulation: simulation.spent)
-        return [{**rank, **({ONCE: once} if once else {})} for rank in ranks]
+        most = max(map(_computing, ranks))
+        return [_with_imbalance(rank, most - _computing(rank), once) for rank in ranks]
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of all devices' time that they wait for other stages."""
-        return sum(rank.get(IDLE, 0.0) for rank in self.spent) / (len(self.spent) * self.seconds)
+        """The share of all devices' time that they wait for the pipeline to fill and to drain."""
+        return self._share(IDLE)
+
+    @property
+    def imbalance_fraction(self) -> float:
+        """The share of all devices' time that they wait because other ranks have more to compute."""
+        return self._share(IMBALANCE)
+
+    @property
+    def waiting_fraction(self) -> float:
+        """The share of all devices' time that they wait for other stages, whatever for."""
+        return self.bubble_fraction + self.imbalance_fraction
+
+    @property
+    def busiest_rank(self) -> int:
+        """The pipeline rank that computes longest."""
+        computing = [_computing(rank) for rank in self.spent]
+        return max(range(len(computing)), key=computing.__getitem__)
+
+    def _share(self, kind: str) -> float:
+        return sum(rank.get(kind, 0.0) for rank in self.spent) / (len(self.spent) * self.seconds)
 
     @cached_property
     def exposed_shares(self) -> dict[str, float]:
@@ -136,9 +163,11 @@ class StepSummary:
 
     @property
     def time_shares(self) -> dict[str, float | dict[str, float]]:
-        """Shares of all devices' time, which sum to 1: computing, waiting for collectives by axes, the pipeline bubble."""
-        exposed, bubble = self.exposed_shares, self.bubble_fraction
-        return {"compute": 1 - sum(exposed.values()) - bubble, "exposed": exposed, "bubble": bubble}
+        """Shares of all devices' time, which sum to 1: computing, waiting for collectives by axes, the pipeline bubble,
+        imbalance."""
+        exposed, bubble, uneven = self.exposed_shares, self.bubble_fraction, self.imbalance_fraction
+        compute = 1 - sum(exposed.values()) - bubble - uneven
+        return {"compute": compute, "exposed": exposed, "bubble": bubble, "imbalance": uneven}
 
     @cached_property
     def host_bound(self) -> dict[str, float]:
@@ -207,4 +236,25 @@ class StepSummary:
     @property
     def fits(self) -> bool:
         """Whether the device holds the step, and the host what it takes over."""
-        return max(self.step.device_bytes) <= self.device.memory_bytes and not self.host_lacks
+        return max(self.step.device_bytes) <= self.memory_limit and not self.host_lacks
+
+    @property
+    def memory_limit(self) -> int:
+        """Bytes that a device may hold."""
+        return int(self.device.memory_bytes * self.memory_share)
+
+
+def _computing(spent: dict[str, float]) -> float:
+    """Seconds in which a rank waits for nobody."""
+    return sum(
+        seconds for kind, seconds in spent.items() if kind not in (IDLE, IMBALANCE) and exposed_axes(kind) is None
+    )
+
+
+def _with_imbalance(spent: dict[str, float], less: float, once: float) -> dict[str, float]:
+    """A rank's seconds, with imbalance beside the bubble. `less`: seconds that it computes less than the busiest."""
+    found = dict(spent)
+    idle = found.pop(IDLE, 0.0)
+    uneven = min(idle, less)
+    shown = {IDLE: idle - uneven, IMBALANCE: uneven, ONCE: once}
+    return found | {kind: seconds for kind, seconds in shown.items() if seconds > 0}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fourfold.config import UserError, did_you_mean, nearest
+from fourfold.config import RunFailure, UserError, did_you_mean, nearest
 from fourfold.program.schedule.auto import AUTO
 from fourfold.program.schedule.built_in import BUILT_IN, usual_schedule
 from fourfold.program.schedule.compute import FORWARD, Compute, Orders
@@ -72,7 +72,14 @@ def schedule_orders(
     at most (1f1b, interleaved_1f1b; zb_v on a V); `math.inf`: no limit. Raises `UserError`.
     """
     check_schedule(name, num_ranks, virtual_stages, num_microbatches)
-    return find_schedule(name).orders(num_ranks, virtual_stages, num_microbatches, times, memory_limit)
+    try:
+        return find_schedule(name).orders(num_ranks, virtual_stages, num_microbatches, times, memory_limit)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        size = f"{num_ranks} ranks of {virtual_stages} stages and {num_microbatches} microbatches"
+        raise RunFailure(
+            f"layout.schedule = {name!r}: gives no orders for {size}: {type(error).__name__}: {error}; the schedule's record is "
+            "wrong, another schedule may work"
+        ) from error
 
 
 def forward_orders(stage_ranks: Sequence[int], num_microbatches: int) -> Orders:

@@ -1,0 +1,149 @@
+"""The neighbours of a layout: those that a person would try next, one change away.
+
+A change is another value of one key, or of two where one alone leaves devices unused: a degree divided and another multiplied by
+the same number. A key that no longer means anything beside the change goes back to its default (the schedule of one stage), and
+what would no longer be legal to the nearest that is (virtual stages, experts' tensor parallelism).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors, spreads_experts
+from fourfold.layout.mesh import ORDERS
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
+from fourfold.plan.space import RECOMPUTE, SEARCHED, context_methods, divides_microbatch, divides_sequence, most_stages
+from fourfold.program.schedule import find_schedule, usual_schedule
+from fourfold.simulate.run_prices import OWN_SOFTWARE
+
+DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
+"""The keys whose product is the number of devices."""
+FACTORS = (2, 3, 5, 7)
+"""By what a degree is divided or multiplied."""
+
+
+def neighbours(request: Request, layout: Candidate) -> list[Candidate]:
+    """The legal layouts one change away that keep to the request's constraints, each once. Whether they fit is not looked at."""
+    found = dict.fromkeys(each for change in _changes(request, layout) for each in _settled(request, layout, change))
+    found.pop(layout, None)
+    return [each for each in found if is_legal(request, each)]
+
+
+def is_legal(request: Request, layout: Candidate) -> bool:
+    """Whether a layout keeps to the constraints, and its degrees divide what they must. A step's own checks say the rest."""
+    model = request.model
+    if layout.dp * layout.tp * layout.cp * layout.pp != request.devices or layout.pp > max_stages(model):
+        return False
+    if request.global_sequences % (layout.dp * layout.microbatch_sequences):
+        return False
+    splits = splits_tensors(model, layout.tp) and divides_sequence(request, layout.tp, layout.cp)
+    splits = splits and divides_microbatch(request, layout.tp, layout.cp, layout.microbatch_sequences)
+    if model.num_experts:
+        ranks = layout.dp_shard * layout.cp * layout.tp
+        splits = (
+            splits and splits_experts(model, layout.ep, layout.etp) and spreads_experts(ranks, layout.ep, layout.etp)
+        )
+    return splits and request.permits(layout)
+
+
+def _changes(request: Request, layout: Candidate) -> Iterator[dict[str, Any]]:
+    """Fields with other values."""
+    for factor in FACTORS:
+        for less in DEGREES:
+            if getattr(layout, less) % factor == 0:
+                for more in DEGREES:
+                    if more != less:
+                        yield {less: getattr(layout, less) // factor, more: getattr(layout, more) * factor}
+    for key in ("microbatch_sequences", "ep") if request.model.num_experts else ("microbatch_sequences",):
+        value = getattr(layout, key)
+        yield from ({key: value // factor} for factor in FACTORS if value % factor == 0)
+        yield from ({key: value * factor} for factor in FACTORS)
+    for factor in FACTORS:  # as many tokens of a microbatch on every rank
+        for less in ("tp", "cp"):
+            if getattr(layout, less) % factor == 0 and layout.microbatch_sequences % factor == 0:
+                same = {
+                    less: getattr(layout, less) // factor,
+                    "microbatch_sequences": layout.microbatch_sequences // factor,
+                }
+                yield from (same | {more: getattr(layout, more) * factor} for more in ("dp_shard", "dp_replicate"))
+    if request.model.num_experts:
+        yield {"etp": 1 if layout.etp > 1 else layout.tp}
+    yield from ({"zero": zero} for zero in range(4))
+    for outermost in ORDERS:
+        yield {"outermost": outermost}
+        yield {"outermost": outermost, "dp_replicate": 1, "dp_shard": layout.dp}
+    yield from ({"cp_method": method} for method in context_methods(request, layout.tp, layout.cp))
+    if layout.pp > 1:
+        yield from _schedules(request, layout)
+    yield from _activations(request, layout)
+    if request.offload_optimizer is None and request.can_offload:
+        yield {"offload_optimizer": not layout.offload_optimizer}
+    if request.overlap_experts is None and request.software.name == OWN_SOFTWARE:
+        yield {"overlap_experts": not layout.overlap_experts}
+
+
+def _schedules(request: Request, layout: Candidate) -> Iterator[dict[str, Any]]:
+    """Another schedule, with as many stages a rank as it can; and the same with one more or fewer, half or twice as many, or as
+    many as blocks divide into."""
+    for schedule in SEARCHED:
+        yield {"schedule": schedule.name}
+        yield {"schedule": schedule.name, "virtual_stages": schedule.min_virtual_stages}
+    stages = layout.virtual_stages
+    blocks = request.model.num_layers
+    even = [each for each in range(1, blocks // layout.pp + 1) if blocks % (layout.pp * each) == 0]
+    near = [*[each for each in even if each < stages][-1:], *[each for each in even if each > stages][:1]]
+    for other in (stages - 1, stages + 1, stages // 2, 2 * stages, *near):
+        if other < 1:
+            continue
+        taken = [each.name for each in SEARCHED if _takes(request, each.name, layout.pp, other)]
+        yield from ({"virtual_stages": other, "schedule": name} for name in taken)
+
+
+def _takes(request: Request, schedule: str, pp: int, stages: int) -> bool:
+    """Whether a schedule runs so many stages a rank, and the model has as many segments."""
+    record = find_schedule(schedule)
+    return record.min_virtual_stages <= stages <= most_stages(request, record, pp)
+
+
+def _activations(request: Request, layout: Candidate) -> Iterator[dict[str, Any]]:
+    """Other policies for all blocks; of the first blocks alone, half or twice as many; and what is offloaded kept instead."""
+    policies = RECOMPUTE if request.model.block is None else ("none", "full")
+    yield from ({"recompute": policy, "activations": ()} for policy in policies)
+    policy, _, blocks = layout.recompute.partition(":")
+    if layout.activations or policy == "none" or not request.permits(replace(layout, recompute=f"{policy}:1")):
+        return
+    number, most = int(blocks or request.model.num_layers), request.model.num_layers
+    for other in {number // 2, number - 1, number + 1, 2 * number}:
+        if 1 <= other < most:
+            yield {"recompute": f"{policy}:{other}"}
+
+
+def _settled(request: Request, layout: Candidate, change: Mapping[str, Any]) -> Iterator[Candidate]:
+    """The layouts with a change, the rest of which means something beside it."""
+    new = replace(layout, **change)
+    moved = (new.tp, new.cp) != (layout.tp, layout.cp)
+    if moved and new.cp_method not in (methods := context_methods(request, new.tp, new.cp)):
+        for method in methods:
+            yield from _settled(request, replace(new, cp_method=method), {})
+        return
+    if new.tp != layout.tp and layout.etp == layout.tp > 1:
+        new = replace(new, etp=new.tp)
+    if new.zero and new.dp_shard * new.cp == 1:
+        new = replace(new, zero=0)
+    if not new.zero and new.dp_replicate > 1 and not request.constraints.states("dp_shard", "dp_replicate"):
+        new = replace(new, dp_replicate=1, dp_shard=new.dp)  # without ZeRO the division means nothing
+    if new.overlap_experts and (new.ep == 1 or request.global_sequences == new.dp * new.microbatch_sequences):
+        new = replace(new, overlap_experts=False)
+    if new.pp == 1:
+        yield replace(new, schedule=usual_schedule(1).name, virtual_stages=1, outermost="pp")
+    elif layout.pp == 1:
+        several = [each for each in SEARCHED if _takes(request, each.name, new.pp, each.min_virtual_stages)]
+        yield from (replace(new, schedule=each.name, virtual_stages=each.min_virtual_stages) for each in several)
+    elif _takes(request, new.schedule, new.pp, new.virtual_stages):
+        yield new
+    else:
+        record = find_schedule(new.schedule)
+        most = most_stages(request, record, new.pp)
+        if most >= record.min_virtual_stages:
+            yield replace(new, virtual_stages=min(most, max(record.min_virtual_stages, new.virtual_stages)))
