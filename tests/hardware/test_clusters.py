@@ -14,9 +14,11 @@ from fourfold.hardware import (
     Cluster,
     cluster_names,
     device_names,
+    has_count,
     load_cluster,
     load_device,
     parse_cluster,
+    require_count,
 )
 
 DEVICES = [
@@ -285,3 +287,17 @@ def _refused(name: str) -> str:
         load_cluster(name)
     assert caught.value.exit_code == 2
     return str(caught.value)
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_a_preset_says_how_many_devices_it_has_or_has_to_be_told(name: str) -> None:
+    cluster = load_cluster(name)
+    open_ = cluster.all_levels[-1].scalable and str(cluster.devices) not in name
+    assert has_count(name) != open_
+    require_count(f"{name}:{cluster.devices}")
+    if open_:
+        with pytest.raises(UserError, match=f"--cluster {name}:[0-9]+$") as error:
+            require_count(name)
+        load_cluster(str(error.value).rpartition("--cluster ")[2])
+    else:
+        require_count(name)

@@ -13,6 +13,11 @@ from fourfold.launch.resolve import model_section, resolve_run
 
 SIDE = "attention and feed-forward side by side as one after the other"
 GEGLU = "a gated gelu_pytorch_tanh as a gated silu"
+ROOT = "embeddings are not multiplied by the root of their width"
+PARTLY = "rotary positions of a part of each head as of all of it"
+OWN_NORMS = "norms behind attention and feed-forward stand before them, those of queries and keys are per head"
+NO_POSITIONS = "layers without positions have rotary ones"
+INPUTS = "routers scale what experts give, not what they get"
 
 
 def sizes(
@@ -24,29 +29,31 @@ def sizes(
 
 
 RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
-    "gemma": (sizes(28, 3072, 16, 24576, 256000, head_dim=256, hidden_activation="gelu_pytorch_tanh"), (GEGLU,), 8.54),
+    "gemma": (sizes(28, 3072, 16, 24576, 256000, head_dim=256, hidden_activation="gelu_pytorch_tanh"), (GEGLU, ROOT), 8.54),
     "gemma2": (sizes(42, 3584, 16, 14336, 256000, 8, head_dim=256, hidden_activation="gelu_pytorch_tanh",
                      attn_logit_softcapping=50.0, sliding_window=4096),
-               (GEGLU, "norms behind attention and feed-forward are left out", "soft caps of logits are left out"), 9.24),
-    "olmo2": (sizes(40, 5120, 40, 13824, 100352), (), 13.72),
-    "olmoe": (sizes(16, 2048, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8), (), 6.92),
+               (GEGLU, "norms behind attention and feed-forward are left out", "soft caps of logits are left out", ROOT), 9.24),
+    "olmo2": (sizes(40, 5120, 40, 13824, 100352), (OWN_NORMS,), 13.72),
+    "olmoe": (sizes(16, 2048, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8),
+              ("norms of queries and keys are per head",), 6.92),
     "granite": (sizes(40, 4096, 32, 12800, 49155, 8, tie_word_embeddings=True), (), 8.17),
     "cohere": (sizes(40, 8192, 64, 22528, 256000), (SIDE,), 34.98),
-    "gpt_neox": (sizes(44, 6144, 64, 24576, 50432, hidden_act="gelu_fast"), (SIDE,), 20.55),
+    "gpt_neox": (sizes(44, 6144, 64, 24576, 50432, hidden_act="gelu_fast"), (SIDE, PARTLY), 20.55),
     "starcoder2": (sizes(40, 6144, 48, 24576, 49152, 4, use_bias=True, hidden_act="gelu_pytorch_tanh"), (), 15.66),
-    "smollm3": (sizes(36, 2048, 16, 11008, 128256, 4), (), 3.08),
+    "smollm3": (sizes(36, 2048, 16, 11008, 128256, 4), (NO_POSITIONS,), 3.08),
     "seed_oss": (sizes(64, 5120, 80, 27648, 155136, 8, head_dim=128, attention_bias=True), (), 36.15),
-    "nemotron": (sizes(32, 6144, 48, 24576, 256000, 8, hidden_act="relu2", head_dim=128), ("relu2 as gelu",), 15.64),
+    "nemotron": (sizes(32, 6144, 48, 24576, 256000, 8, hidden_act="relu2", head_dim=128), ("relu2 as gelu", PARTLY), 15.64),
     "gpt_oss": (sizes(36, 2880, 64, 2880, 201088, 8, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
-                ("biases are left out", "attention sinks are left out"), 116.8),
+                ("biases are left out", "attention sinks are left out", "the experts' clamped activation as silu"), 116.8),
     "glm4_moe": (sizes(92, 5120, 96, 12288, 151552, 8, head_dim=128, moe_intermediate_size=1536, n_routed_experts=160,
-                       num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=3), (), 352.8),
+                       num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=3), (PARTLY,), 352.8),
     "qwen2_moe": (sizes(28, 3584, 28, 18944, 151936, 4, moe_intermediate_size=2560, num_experts=64, num_experts_per_tok=8,
                         shared_expert_intermediate_size=20480), (), 57.41),
     "deepseek_v2": (sizes(60, 5120, 128, 12288, 102400, moe_intermediate_size=1536, n_routed_experts=160, n_shared_experts=2,
                           num_experts_per_tok=6, first_k_dense_replace=1, kv_lora_rank=512, q_lora_rank=1536,
                           qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128), (), 235.7),
-    "llama4_text": (sizes(48, 5120, 40, 8192, 202048, 8, intermediate_size_mlp=16384, num_local_experts=16), (), 107.8),
+    "llama4_text": (sizes(48, 5120, 40, 8192, 202048, 8, intermediate_size_mlp=16384, num_local_experts=16),
+                    (NO_POSITIONS, INPUTS), 107.8),
     "opt": ({"num_hidden_layers": 64, "hidden_size": 9216, "num_attention_heads": 72, "ffn_dim": 36864, "vocab_size": 50272,
              "word_embed_proj_dim": 9216, "activation_function": "relu"}, ("relu as gelu",), 65.72),
     "bloom": ({"n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880}, ("ALiBi as rotary positions",), 176.2),
@@ -93,7 +100,7 @@ def test_every_other_layer_has_experts() -> None:
     )
     near = nearest_model({"model_type": "llama4_text"} | raw, "config.json")
     assert (near.values["num_experts"], near.values["num_shared_experts"], near.values["moe_period"]) == (128, 1, 2)
-    assert near.differences == ()
+    assert near.differences == (NO_POSITIONS, INPUTS)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +143,8 @@ def test_the_decoder_of_a_model_of_text_and_pictures() -> None:
         ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"num_hidden_layers": "many"}, "num_hidden_layers = 'many'"),
         ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"vocab_size": -5}, "vocab_size = -5"),
         ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"n_routed_experts": {"a": 1}}, "n_routed_experts = {'a': 1}"),
+        ({"model_type": "new", "rope_theta": [1e4]} | sizes(4, 64, 4, 128, 512), "rope_theta = [10000.0]"),
+        ({"model_type": "new", "rms_norm_eps": "small"} | sizes(4, 64, 4, 128, 512), "rms_norm_eps = 'small'"),
         ({"model_type": "new"} | sizes(4, 66, 4, 128, 512), "num_heads = 4 does not divide model.hidden_size = 66"),
         ({"model_type": "new"} | sizes(4, 64, 10**12, 128, 512), "num_heads = 1000000000000 does not divide"),
         ({"model_type": "llama"} | sizes(4, 64, 4, 128, 512, 3), "num_kv_heads = 3"),
@@ -159,3 +168,72 @@ def test_what_a_family_cannot_be_trained_with_is_reported(tmp_path: Path) -> Non
     assert "mlp_bias = true is not supported" in near.refused
     assert near.differences == ("biases are left out",)
     assert model.hidden_size == 64
+
+
+NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
+    "gemma3": (
+        {"model_type": "gemma3_text", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+         "initializer_range": 0.01},
+        {"rope_theta": 1e6, "norm_eps": 1e-6, "init_std": 0.01},
+        ("rotary base of the others", "root of their width", "norms behind"),
+    ),
+    "bases by kind of layer": (
+        {"model_type": "new", "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 4096}}},
+        {"rope_theta": 5e5},
+        ("rotary base of the others",),
+    ),
+    "glm": (
+        {"model_type": "glm4_moe", "n_routed_experts": 8, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "n_group": 1,
+         "topk_group": 1, "norm_topk_prob": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        {"routed_scaling": 2.5, "router": "sigmoid", "normalize_top_k": True, "norm_eps": 1e-5},
+        ("rotary positions of a part of each head",),
+    ),
+    "scales": (
+        {"model_type": "granite", "embedding_multiplier": 12, "residual_multiplier": 1, "query_pre_attn_scalar": 99},
+        {},
+        ("embedding_multiplier, query_pre_attn_scalar: nothing is scaled so",),
+    ),
+    "what nobody knows": (
+        {"model_type": "new", "wobble": 3, "flag": False, "bos_token_id": 1, "attention_dropout": 0.1,
+         "partial_rotary_factor": 0.5},
+        {},
+        ("wobble: not read", "attention_dropout: there is no dropout", "rotary positions of a part"),
+    ),
+    "scaling of another kind": (
+        {"model_type": "new", "rope_scaling": {"type": "linear", "factor": 4.0}, "layer_norm_epsilon": 1e-3},
+        {"norm_eps": 1e-3},
+        ("rotary scaling is left out (rope_type = 'linear' is not supported)",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_numbers_are_carried_and_what_is_lost_is_named(case: str) -> None:
+    stated, carried, lost = NUMBERS[case]
+    near = nearest_model(sizes(4, 64, 4, 128, 512) | stated, "config.json")
+    assert {key: near.values[key] for key in carried} == carried
+    assert all(any(part in each for each in near.differences) for part in lost), near.differences
+    assert len(near.differences) == len(lost) + (case == "gemma3"), near.differences  # its activation
+
+
+def test_wild_values_of_a_kind_of_layer_are_lost_and_no_error() -> None:
+    """A base of one kind of layer that is a list; the other kind's counts."""
+    kinds = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": [1, {}]}}
+    near = nearest_model({"model_type": "new", "rope_parameters": kinds} | sizes(4, 64, 4, 128, 512), "config.json")
+    assert near.values["rope_theta"] == 1e6
+    assert near.differences == ("layers with windows have the rotary base of the others",)
+
+
+def test_kimi_k2_is_read_as_the_family_that_it_is(tmp_path: Path) -> None:
+    raw = sizes(4, 64, 4, 128, 512, moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
+                first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
+                scoring_func="sigmoid", topk_method="noaux_tc", n_group=1, topk_group=1, rms_norm_eps=1e-6,
+                rope_scaling={"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
+                rope_theta=5e4)  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "kimi_k2"}))
+    kimi = resolve_model(ModelSection(hf=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "deepseek_v3"}))
+    assert kimi == resolve_model(ModelSection(hf=str(tmp_path)))
+    assert (kimi.family, kimi.rope_theta, kimi.yarn_scaling is not None) == ("deepseek_v3", 5e4, True)

@@ -57,7 +57,6 @@ def test_nothing_changed_says_nothing(tmp_path) -> None:
         ({"batch": {"global_sequences": 16}}, ["batch.global_sequences = 16"]),
         ({"batch": {"sequence_length": 8}}, ["batch.sequence_length = 8"]),
         ({"precision": {"master": "fp64"}}, ["precision.master"]),
-        ({"batch": {"steps": 4}}, ["batch.steps = 4", "at least 5"]),
     ],
     ids=str,
 )
@@ -65,6 +64,16 @@ def test_another_run_is_refused_by_its_first_differing_key(tmp_path, sections, n
     with pytest.raises(UserError) as caught:
         allowed_changes(tmp_path, run(), run(**sections), change=False)
     assert all(text in str(caught.value) for text in [*named, "--out"])
+
+
+@pytest.mark.parametrize("steps", [3, 4, 9])
+def test_a_run_may_end_sooner_or_later_but_not_before_what_it_has_saved(tmp_path, steps) -> None:
+    new = run(batch={"steps": steps})
+    assert [each.key for each in allowed_changes(tmp_path, run(), new, change=False, saved=3)] == ["batch.steps"]
+    with pytest.raises(
+        UserError, match=rf"batch.steps = {steps}.* {steps + 1} behind it; allowed: at least {steps + 1}"
+    ):
+        allowed_changes(tmp_path, run(), new, change=False, saved=steps + 1)
 
 
 def test_the_learning_rate_changes_on_request_and_is_recorded(tmp_path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_section import MOST_LAYERS
 
 
 def check_model(model: ModelConfig) -> None:
@@ -12,6 +13,14 @@ def check_model(model: ModelConfig) -> None:
         message = check(model)
         if message is not None:
             raise UserError(message)
+
+
+def _layers(model: ModelConfig) -> str | None:
+    if not 0 < model.num_layers <= MOST_LAYERS:
+        return (
+            f"model.num_layers = {model.num_layers}: allowed: 1 to {MOST_LAYERS}; a value that works: num_layers = 32"
+        )
+    return None
 
 
 def _heads(model: ModelConfig) -> str | None:
@@ -206,6 +215,7 @@ def _mup(model: ModelConfig) -> str | None:
 
 _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _own_block,
+    _layers,
     _heads,
     _rotary_scaling,
     _norms_and_biases,

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import re
 import resource
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,10 +19,14 @@ class UserError(Exception):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word that one most resembles, whatever its case and separators, if it resembles any."""
+    """The allowed word that one most resembles, whatever its case and separators, if it resembles any. A number format is like
+    those of as many bits: bf16 is near to fp16, fp64 is not."""
     import difflib
 
     plain = {_plain(each): each for each in allowed}
+    if (format := _FORMAT.fullmatch(_plain(word[:LONGEST]))) is not None:
+        same = [each for each in plain if (other := _FORMAT.fullmatch(each)) and other[1] == format[1]]
+        return plain[same[0]] if same else None
     found = difflib.get_close_matches(_plain(word[:LONGEST]), plain, n=1, cutoff=0.5)
     return plain[found[0]] if found else None
 
@@ -40,6 +45,9 @@ def unknown_key(key: str, word: str, allowed: Sequence[str]) -> str:
 def lower_first(message: str) -> str:
     """A message as a part of a sentence."""
     return message[:1].lower() + message[1:]
+
+
+_FORMAT = re.compile(r"(?:fp|bf|tf|float|bfloat|int)-?(4|8|16|32|64)")
 
 
 def _plain(word: str) -> str:

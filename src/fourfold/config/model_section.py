@@ -6,7 +6,8 @@ from pydantic import Field, PositiveInt
 
 from fourfold.config.section import Section
 
-Layers = Annotated[int, Field(gt=0, le=100_000)]
+MOST_LAYERS = 100_000
+Layers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 """Bounded, since the program makes a list of them: no run file exhausts the memory."""
 Family = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
 Count = Annotated[int, Field(ge=0)]
@@ -59,6 +60,13 @@ class ModelSection(Section):
     """Folder of safetensors weights that training starts from. Left out: random weights."""
     family: str | None = None
     """Hugging Face architecture to export as. Left out: the one that the dimensions describe."""
+    nearest_to: str | None = None
+    """`model_type` of the model that this one stands for: `plan` writes it where it plans the nearest decoder to one that cannot be
+    trained. `train` and `job` then want `as_nearest`."""
+    lost: list[str] = Field(default_factory=list)
+    """The parts of that model that this one lacks, or does otherwise."""
+    as_nearest: bool = False
+    """Whether to train it though it is another model than `nearest_to`. `--as-nearest` says the same."""
     block: str | None = None
     """Your own block in place of the built-in ones: `"python:MODULE:NAME"` of an `OwnBlock`. It is imported by every command."""
     num_layers: Layers | None = None

@@ -19,7 +19,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """The decay rate of a running mean."""
 
 
-MatrixPlacement = Literal["auto", "shard", "home"]
+MatrixPlacement = Literal["auto", "shard", "owner"]
 """Who orthogonalizes a matrix: the ranks whose shards have elements of it, or one rank, or whichever is cheaper."""
 
 
@@ -179,7 +179,7 @@ class MuonSection(OptimizerSection):
     per_head: bool = False
     """Whether MLA's up-projections of queries, keys and values are orthogonalized head by head."""
     placement: MatrixPlacement = "auto"
-    """Who orthogonalizes a matrix: `shard`, every rank that has elements of it; `home`, one rank, which sends the result; `auto`,
+    """Who orthogonalizes a matrix: `shard`, every rank that has elements of it; `owner`, one rank, which sends the result; `auto`,
     whichever is cheaper for the unit."""
 
     @property

@@ -1,5 +1,6 @@
 """Models and runs of the literature that come with fourfold, by name."""
 
+import re
 import tomllib
 from functools import lru_cache
 from importlib import resources
@@ -8,6 +9,8 @@ from typing import Any
 from fourfold.config.errors import UserError, did_you_mean
 from fourfold.config.model_section import RopeScaling, YarnScaling
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""An account and a repository."""
 RUN_PRESET = "preset:"
 """The prefix of a run's name that is one of `run_preset_names` instead of a file."""
 
@@ -22,8 +25,28 @@ def run_preset_names() -> list[str]:
     return names_in("fourfold.config", "runs")
 
 
+def preset_of_hub(name: str) -> str | None:
+    """The preset that has a model's name of the Hugging Face hub; None for what is no such name. Raises `UserError` where there is
+    none: nothing is read from the hub."""
+    if not _HUB_NAME.fullmatch(name):
+        return None
+    known = {_letters(each): each for each in preset_names()}
+    if (preset := known.get(_letters(name.partition("/")[2]))) is not None:
+        return preset
+    raise UserError(
+        f"{name}: no such folder, and no preset has this name of the Hugging Face hub, from which nothing is read; what works: "
+        "download its config.json into a folder (model.hf, or --model FOLDER), or the preset llama3-8b"
+    )
+
+
+def _letters(name: str) -> str:
+    """A model's name without marks, maker and revision: Meta-Llama-3-8B and llama3-8b have the same."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"-v0\.\d$|^meta-", "", name.lower()))
+
+
 def model_preset(name: str) -> dict[str, Any]:
     """The dimensions of a preset, by the names of `ModelConfig`. Raises `UserError` for an unknown name."""
+    name = preset_of_hub(name) or name
     if name not in preset_names():
         hint = did_you_mean(name, preset_names())
         raise UserError(f"model.preset = {name!r} is unknown; {hint}allowed: {', '.join(preset_names())}")

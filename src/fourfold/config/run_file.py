@@ -10,6 +10,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from fourfold.config.beside import begin_beside
 from fourfold.config.errors import UserError, did_you_mean, lower_first, nearest, shortened
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
@@ -22,10 +23,12 @@ _MAX_OVERRIDE = 20_000
 """Characters."""
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads a run file, or the run `preset:NAME`, and applies the overrides in order. Raises `UserError` naming the key and what
-    is allowed."""
+def load_run(path: Path, overrides: Sequence[str] = (), as_written: bool = False) -> RunConfig:
+    """Reads a run file, or the run `preset:NAME`, applies the overrides in order. `as_written`: relative paths of the file stay,
+    else those that lead to something beside it are written out. Raises `UserError` naming the key and what is allowed."""
     table = load_table(path)
+    if not as_written and not str(path).startswith(RUN_PRESET):
+        begin_beside(table, path.parent)
     for override in overrides:
         apply_override(table, override)
     return parse_run(table, source=str(path))
@@ -57,8 +60,13 @@ def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
 
 def dump_run(config: RunConfig, brief: bool = False) -> str:
     """The TOML text of a run, every key that has a value written out; `load_run` reads it back unchanged. `brief`: keys that have
-    their defaults are left out."""
+    their defaults are left out, but for those of data and optimizer that were stated."""
     table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=brief)
+    if brief:
+        for name in ("data", "optimizer"):  # what was stated there was decided
+            stated = getattr(config, name).model_dump(mode="json", exclude_none=True, exclude_unset=True)
+            table[name] = {**table.get(name, {}), **stated}
+        table = {name: section for name, section in table.items() if section != {}}
     if config.optimizer.clip_norm is None:  # TOML has no null, and leaving it out would be the default
         table.setdefault("optimizer", {})["clip_norm"] = 0.0
     return tomli_w.dumps(table)
@@ -117,19 +125,21 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         elif item["type"] == "missing":
             lines.append(f"key {key!r} is missing; for example {_example(location)}")
         else:
-            default = _default_text(location, table)
-            hint = _nearest_value(item["input"], location, table) if item["type"] == "literal_error" else ""
+            near = _nearest_word(item["input"], location, table) if item["type"] == "literal_error" else None
+            hint = did_you_mean(near, [near], repr) if near is not None else ""
+            works = [near] if any(part.isdigit() for part in location) else near
+            default = f"; a value that works: {works!r}" if near is not None else _default_text(location, table)
             lines.append(f"{key} = {item['input']!r}: {hint}{lower_first(item['msg'])}{default}")
     return list(dict.fromkeys(lines))
 
 
-def _nearest_value(value: Any, location: Sequence[str], table: Mapping[str, Any]) -> str:
-    """The hint for a word that is none of those which a key takes."""
+def _nearest_word(value: Any, location: Sequence[str], table: Mapping[str, Any]) -> str | None:
+    """For a word that is none of those which a key takes, the one that it resembles."""
     location = [part for part in location if not part.isdigit()]
     model = _model_at(location[:-1], table)
     field = model.model_fields.get(location[-1]) if model else None
     allowed = OPTIMIZERS if location == ["optimizer", "name"] else _words(field.annotation) if field else ()
-    return did_you_mean(value, allowed, repr) if isinstance(value, str) else ""
+    return nearest(value, allowed) if isinstance(value, str) else None
 
 
 def _words(annotation: Any) -> list[str]:
@@ -209,6 +219,8 @@ def _default_text(location: Sequence[str], table: Mapping[str, Any]) -> str:
     if field is None:
         return ""
     words = _words(field.annotation)
+    if words and field.default in words:
+        return f"; a value that works: {field.default!r}"
     if words:
         return f"; a value that works: {words[:1] if typing.get_origin(field.annotation) is list else words[0]!r}"
     if not field.is_required() and field.default is not None:

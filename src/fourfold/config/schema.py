@@ -272,7 +272,7 @@ class FaultsSection(Section):
     probe_seconds: PositiveFloat = 30.0
     """Seconds between two trials whether a lost device works again."""
     straggler_ratio: Annotated[float, Field(gt=1)] = 1.5
-    """A rank whose own work takes this many times its peers' is flagged; it goes on."""
+    """A rank is flagged whose own work takes this many times its peers', each for what it has to compute; it goes on."""
     checksum_every_steps: Annotated[int, Field(ge=0)] = 100
     """Steps between two comparisons of the values that several ranks hold alike, by checksums of their bits. Before a save they are
     always compared. 0: never."""

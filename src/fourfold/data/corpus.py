@@ -9,6 +9,7 @@ from pathlib import Path, PurePath, PurePosixPath
 import fsspec
 
 from fourfold.config import UserError
+from fourfold.config.beside import where_looked
 from fourfold.data.source import Source
 from fourfold.data.stdlib import is_generated_table, stdlib_files, stdlib_root
 
@@ -39,7 +40,7 @@ def list_sources(name: str, exclude: Path) -> tuple[list[Source], Counter[str]]:
         paths = (path for match in matches for path in (_walk(match) if match.is_dir() else [match]))
         base = _stem(root)
     else:
-        raise UserError(f"data.corpus = {name!r}: there is no such folder, file or match; {WORKS}")
+        raise UserError(f"data.corpus = {name!r}: there is no such folder, file or match{where_looked(name)}; {WORKS}")
     return _collect((path.relative_to(base).as_posix(), path) for path in _outside(exclude, paths))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fourfold.config import UserError
+from fourfold.config.beside import where_looked
 
 SPEC_ALLOWED = '"bytes", "bpe:N" with N from 300 to 1000000 (for example "bpe:4096"), or the path of a tokenizer.json'
 BYTES_VOCAB_SIZE = 257
@@ -39,6 +40,11 @@ def parse_tokenizer(value: str, eos: int | None = None) -> TokenizerSpec:
     return replace(spec, identity=f"{spec.identity}-eos{eos}", eos=eos)
 
 
+def named_vocab_size(value: str) -> int | None:
+    """The vocabulary of `"bytes"` or `"bpe:N"`; None of a file, which is not read. Raises `UserError` as `parse_tokenizer`."""
+    return _parse(value).vocab_size if value == "bytes" or value.startswith("bpe:") else None
+
+
 def _parse(value: str) -> TokenizerSpec:
     if value == "bytes":
         return TokenizerSpec("bytes", "bytes", BYTES_VOCAB_SIZE)
@@ -50,5 +56,7 @@ def _parse(value: str) -> TokenizerSpec:
     path = Path(value).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     if not value or not path.is_file():
-        raise UserError(f"data.tokenizer = {value!r}: neither a known kind nor a file; allowed: {SPEC_ALLOWED}")
+        raise UserError(
+            f"data.tokenizer = {value!r}: neither a known kind nor a file{where_looked(value)}; allowed: {SPEC_ALLOWED}"
+        )
     return TokenizerSpec("file", "file-" + sha256(path.read_bytes()).hexdigest()[:12], path=path)

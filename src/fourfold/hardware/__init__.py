@@ -4,6 +4,7 @@ from fourfold.hardware.files import (
     THIS,
     cluster_names,
     device_names,
+    has_count,
     is_path,
     load_cluster,
     load_device,
@@ -11,6 +12,7 @@ from fourfold.hardware.files import (
     one_device,
     parse_cluster,
     parse_device,
+    require_count,
     resized,
 )
 from fourfold.hardware.types import PEAK_BITS, Cluster, Device, Level
@@ -23,6 +25,7 @@ __all__ = [
     "Level",
     "cluster_names",
     "device_names",
+    "has_count",
     "is_path",
     "load_cluster",
     "load_device",
@@ -30,5 +33,6 @@ __all__ = [
     "one_device",
     "parse_cluster",
     "parse_device",
+    "require_count",
     "resized",
 ]

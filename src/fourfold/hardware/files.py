@@ -64,6 +64,25 @@ def load_cluster(name: str) -> Cluster:
     return parse_cluster(text, where, devices)
 
 
+def has_count(name: str) -> bool:
+    """Whether the name of a cluster says how many devices it has: `NAME:DEVICES`, a file, a preset of that size alone, or one whose
+    name has the number."""
+    if is_path(name) or ":" in name or name not in cluster_names():
+        return True
+    cluster = load_cluster(name)
+    return not cluster.all_levels[-1].scalable or str(cluster.devices) in name
+
+
+def require_count(name: str) -> None:
+    """Raises `UserError` for the name of a cluster that may have any number of devices, and does not say which."""
+    if not has_count(name):
+        node = load_cluster(name).node_devices
+        raise UserError(
+            f"--cluster {name}: of how many devices? its nodes have {node}, and there may be any number of them; what works: "
+            f"--cluster {name}:{8 * node}"
+        )
+
+
 def is_path(name: str) -> bool:
     """Whether the name of a cluster or a device is the path of a file."""
     return name.endswith(".toml") or "/" in name or "\\" in name or ".toml:" in name

@@ -7,7 +7,7 @@ from typing import Any
 from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.whole_file import bounded
-from fourfold.huggingface.families import FAMILIES, nearest_family
+from fourfold.huggingface.families import FAMILIES, SAME_AS, nearest_family
 from fourfold.huggingface.key import require
 from fourfold.huggingface.rope import read_rope, write_rope
 
@@ -40,7 +40,8 @@ def end_of_text(raw: dict[str, Any]) -> int | None:
 
 def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
     """The dimensions in a parsed `config.json`. `source`: its name in messages. Raises `UserError` as `read_config`."""
-    name = raw.get("model_type")
+    stated = raw.get("model_type")
+    name = SAME_AS.get(stated, stated) if isinstance(stated, str) else stated
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(
             f"{source}: model_type = {name!r} is not supported; allowed: {', '.join(FAMILIES)}; others can be planned "
@@ -53,8 +54,8 @@ def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, 
         if raw.get(key):
             raise UserError(f"{source}: {key} = {json.dumps(raw[key])} is not supported for {name}; allowed: false")
     values: dict[str, Any] = {"family": name, **family.implied}
-    stated = {key.ours: key.read(raw, source) for key in family.keys}
-    values.update({ours: value for ours, value in stated.items() if value is not None})
+    read = {key.ours: key.read(raw, source) for key in family.keys}
+    values.update({ours: value for ours, value in read.items() if value is not None})
     values["tie_embeddings"] = bool(raw.get("tie_word_embeddings", family.implied.get("tie_embeddings", False)))
     if family.rope_types:
         read_rope(raw, values, family.rope_types, source)

@@ -15,6 +15,7 @@ from fourfold.huggingface.nearest_keys import (
     name_of,
     sizes,
 )
+from fourfold.huggingface.nearest_numbers import AskedKeys, numbers, unread_keys
 
 _TILE = 16
 """Sizes of experts are multiples of it."""
@@ -46,18 +47,20 @@ _WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gemma3_text": 5 / 6, "gpt_oss":
 @dataclass(frozen=True)
 class Nearest:
     """`values`: the decoder's dimensions, by this package's names. `differences`: what is taken for what, in words. `window`:
-    tokens of its sliding windows, and the part of its layers that has them. `refused`: why it cannot be trained as it is."""
+    tokens of its sliding windows, and the part of its layers that has them. `refused`: why it cannot be trained as it is. `family`:
+    its `model_type`."""
 
     values: dict[str, Any]
     differences: tuple[str, ...]
     window: tuple[int, float] | None = None
     refused: str = ""
+    family: str = ""
 
 
 def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
     """Reads the parsed `config.json` of any decoder. Raises `UserError` for other models, and for sizes that are missing."""
     pictures = any(isinstance(raw[key], dict) and key.startswith((*TEXT, "vision", "audio")) for key in raw)
-    raw = flattened(raw)
+    raw = AskedKeys(flattened(raw))
     family = str(raw.get("model_type"))
     _refuse(raw, family, source)
     found = sizes(raw, source)
@@ -69,7 +72,9 @@ def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
     if found.get("mtp_layers") and values["norm"] == "rms" and values["positions"] == "rope":
         values["mtp_layers"] = found["mtp_layers"]
     differences += _left_out(raw, family)
-    return Nearest(values, tuple(differences), _window(raw, family, found))
+    values.update(numbers(raw, family, values, differences, source))
+    window = _window(raw, family, found)
+    return Nearest(values, (*differences, *unread_keys(raw)), window, family=family)
 
 
 def gated_width(size: int | None) -> int | None:
@@ -236,7 +241,7 @@ def _left_out(raw: dict[str, Any], family: str) -> list[str]:
         notes.append("norms behind attention and feed-forward are left out")
     if raw.get("alibi") or family == "bloom":
         notes.append("ALiBi as rotary positions")
-    if raw.get("attn_logit_softcapping") or raw.get("final_logit_softcapping"):
+    if [key for key in ("attn_logit_softcapping", "final_logit_softcapping") if raw.get(key)]:
         notes.append("soft caps of logits are left out")
     if family == "gpt_oss":
         notes.append("attention sinks are left out")

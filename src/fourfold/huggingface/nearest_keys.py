@@ -41,16 +41,35 @@ _NAMES: dict[str, tuple[str, ...]] = {
 _NONE = ("num_experts", "num_shared_experts", "shared_size", "first_dense_layers", "mtp_layers", "window", "query_rank")
 """Sizes that may be 0: there is none of it."""
 _LEFT_OUT: dict[str, dict[str, Any]] = {
-    "gemma": {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000},
-    "gemma2": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256000},
-    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208},
+    "gemma": {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "rms_norm_eps": 1e-6},
+    "gemma2": {
+        **{
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 256000,
+            "rms_norm_eps": 1e-6,
+        },
+        **{"hidden_activation": "gelu_pytorch_tanh"},
+    },
+    "gemma3_text": {
+        **{
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262208,
+            "rms_norm_eps": 1e-6,
+        },
+        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4, "hidden_activation": "gelu_pytorch_tanh"},
+    },
+    "gpt_oss": {"rope_theta": 150000.0},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "glm4_moe": {"head_dim": 128},
     "gpt_neox": {"use_parallel_residual": True},
     "opt": {"max_position_embeddings": 2048},
     "gpt_neo": {"max_position_embeddings": 2048},
     "gpt_bigcode": {"n_positions": 1024},
-    "llama4_text": {"n_shared_experts": 1, "head_dim": 128},
+    "llama4_text": {"n_shared_experts": 1, "head_dim": 128, "rope_theta": 500000.0},
 }
 """Values that transformers takes where a family's `config.json` leaves a key out; only for keys that known files leave out."""
 _GATED = ("gemma", "t5gemma", "vaultgemma", "modernbert", "grok", "bitnet")

@@ -36,6 +36,7 @@ _FREE = (
     "batch.steps",
     "batch.tokens",
     "data.document_tokens",
+    "model.as_nearest",
 )
 _ON_REQUEST = ("optimizer.", "precision.compute", "precision.gradients")
 _FIXED = ("run.seed", "optimizer.name")
@@ -62,11 +63,11 @@ class Change:
         return f"{self.key} = {_show(self.now)} (was {_show(self.before)})"
 
 
-def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool) -> tuple[Change, ...]:
+def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool, saved: int = 0) -> tuple[Change, ...]:
     """The keys in which a repeated command differs from the run that stands in `path`; the run goes on under them.
 
-    `change`: whether the optimizer and the number formats of compute may differ, as `--change` says. Raises `UserError` naming the
-    first key that makes it another run.
+    `change`: whether the optimizer and the number formats of compute may differ, as `--change` says. `saved`: the step of its
+    newest checkpoint, at which it may end. Raises `UserError` naming the first key that makes it another run.
     """
     found = _differences(old, new)
     for each in found:
@@ -77,10 +78,10 @@ def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool) ->
             f"--out {path}: holds another run: {each.key} = {_show(each.now)} here, {_show(each.before)} there; {asked}name "
             f"another folder, for example --out {path}-2{_how_to_agree(each)}"
         )
-    if (steps := num_steps(new)) < num_steps(old):
+    if (steps := num_steps(new)) < saved:
         raise UserError(
-            f"--out {path}: batch.steps = {steps} is fewer than the {num_steps(old)} of the run that stands there; allowed: "
-            f"at least {num_steps(old)}, or another folder with --out"
+            f"--out {path}: batch.steps = {steps}, and the run that stands there has {saved} behind it; allowed: at least "
+            f"{saved}, or another folder with --out"
         )
     return tuple(found)
 

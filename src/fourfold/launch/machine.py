@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,6 +90,22 @@ def num_cores() -> int:
     """Cores that this process may use."""
     available = getattr(os, "sched_getaffinity", None)
     return len(available(0)) if available is not None else os.cpu_count() or 1
+
+
+def busy_cores(seconds: float = 0.3, stat: Path = Path("/proc/stat")) -> float | None:
+    """Cores of this machine that compute while this process waits for so long; None where the system does not tell."""
+
+    def busy() -> tuple[float, float]:
+        ticks = [int(each) for each in stat.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # all but idle and waiting for a disk
+
+    try:
+        before = busy()
+        time.sleep(seconds)
+        worked, passed = (now - then for now, then in zip(busy(), before, strict=True))
+        return (os.cpu_count() or 1) * worked / passed if passed > 0 else None
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def threads_per_rank(config: RunConfig, local_ranks: int) -> int:

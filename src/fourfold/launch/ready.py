@@ -15,6 +15,7 @@ from fourfold.launch.machine import check_devices, check_files, memory_bytes, nu
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
+from fourfold.launch.undecided import require_decided, require_itself, require_text
 from fourfold.program import memory_peak
 from fourfold.train.metrics import require_sinks
 
@@ -81,6 +82,10 @@ def prepare_run(
     known = _open_existing(folder)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
     resolved = resolve_run(config, ranks, vocab_size, transport)
+    begins = folder.steps_done() == 0
+    if begins:
+        require_itself(config)
+        require_decided(config, resolved.model)
     local = here_of(resolved.layout.world_size, member) * (member.local_count if member is not None else 1)
     check_devices(config, cuda_devices, local + spares)
     check_files(resolved.layout.world_size, transport)
@@ -89,7 +94,7 @@ def prepare_run(
     if old is not None and has_begun:
         if known is None and old.data == config.data:
             resolved = resolve_run(config, ranks, old.model.vocab_size, transport)
-        changes = allowed_changes(folder.path, old, resolved.config, change)
+        changes = allowed_changes(folder.path, old, resolved.config, change, max(folder.saved_steps(old), default=0))
     weights = _open_initial(resolved)
     prepared = known if known is not None and has_begun else prepare(config.data, report)
     corpus_id = folder.data().get("corpus_id", prepared.corpus_id)
@@ -103,6 +108,8 @@ def prepare_run(
         prepared.require(tokens)
     GlobalBatches.of_run(prepared, config).validation(config.run.evaluate_sequences)
     resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
+    if begins:
+        require_text(config, resolved.model, prepared.vocab_size, prepared.train_tokens)
     _require_proof(resolved)
     if weights is not None:
         weights.check_against(resolved.spec.segments)

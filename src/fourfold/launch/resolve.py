@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
 from fourfold.config.schema import DataSection
@@ -102,7 +103,7 @@ def resolve_run(
     layout = resolve_layout(config, model, ranks)
     complete = config.model_copy(
         update={
-            "model": model_section(model, config.model.initial),
+            "model": model_section(model, config.model.initial).model_copy(update=_stands_for(config.model)),
             "layout": config.layout.model_copy(
                 update={"dp_shard": layout.dp_shard, "schedule": _absolute(layout.schedule)}
             ),
@@ -127,16 +128,23 @@ def model_section(model: ModelConfig, initial: str | None) -> ModelSection:
     return ModelSection(**stated, initial=where)
 
 
+def _stands_for(section: ModelSection) -> dict[str, Any]:
+    """The run file's keys about the model that its own is the nearest to."""
+    return {
+        key: getattr(section, key) for key in ("nearest_to", "lost", "as_nearest") if key in section.model_fields_set
+    }
+
+
 def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
     """The tokenizer's vocabulary as far as the run file tells, without building a tokenizer.
 
     `"bytes"` and `"bpe:N"` say it. A tokenizer file is read only where the model does not state `vocab_size`; None where
     it does. A BPE of a small corpus may turn out smaller than N.
     """
-    from fourfold.data.tokenizer_spec import parse_tokenizer
+    from fourfold.data.tokenizer_spec import named_vocab_size, parse_tokenizer
 
-    if data.tokenizer == "bytes" or data.tokenizer.startswith("bpe:"):
-        return parse_tokenizer(data.tokenizer).vocab_size
+    if (named := named_vocab_size(data.tokenizer)) is not None:
+        return named
     if _has_vocab_size(model):
         return None
     from fourfold.data.tokenizer import load_tokenizer

@@ -84,7 +84,7 @@ class RunFolder:
         Raises `UserError` for a folder that holds something else.
         """
         if self.run_file.is_file():
-            return load_run(self.run_file)
+            return load_run(self.run_file, as_written=True)
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"--out {self.path}: is a file; name a new folder, for example --out {self.path}-run")
         if self.path.is_dir() and any(entry.name != _LOCK for entry in self.path.iterdir()):
@@ -100,7 +100,7 @@ class RunFolder:
             raise UserError(
                 f"{self.path}: holds no {RUN_FILE}; name a folder that fourfold train wrote, for example runs/tiny"
             )
-        return load_run(self.run_file)
+        return load_run(self.run_file, as_written=True)
 
     def data(self) -> dict[str, Any]:
         """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""

@@ -1,7 +1,7 @@
 """The families that fourfold trains, one file each, and the one that a model belongs to.
 
 To add a family: write a file with its record (`Family`), list it in `FAMILIES`, and add a small model of it to
-`tests/checkpoint/huggingface_models.py`. Tests of configs and weights then compare it with transformers.
+`tests/huggingface/architectures.py`. Tests of configs and weights then compare it with transformers.
 """
 
 from typing import Any
@@ -19,6 +19,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3)
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""
+SAME_AS = {"kimi_k2": "deepseek_v3"}
+"""Other `model_type`s of models that are a family's: read as it, and written as it."""
 CUSTOM = "custom"
 """A model that no Hugging Face family describes: it trains, and is not exported."""
 

@@ -1,0 +1,62 @@
+"""Relative paths of a run file begin at its own folder where something is there."""
+
+from pathlib import Path
+
+import pytest
+
+from fourfold.config import UserError, load_run
+from fourfold.data.corpus import list_sources
+from fourfold.data.tokenizer_spec import parse_tokenizer
+
+BATCH = "[batch]\nglobal_sequences = 8\nsequence_length = 64\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "run.toml").write_text(text + BATCH)
+    return folder / "run.toml"
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a text, a Megatron pair, a tokenizer and a model, and a current folder elsewhere."""
+    place = tmp_path / "project"
+    (place / "texts").mkdir(parents=True)
+    for name in ("texts/a.txt", "pair.bin", "pair.idx", "tokenizer.json", "config.json", "stdlib", "bytes"):
+        (place / name).write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return place
+
+
+@pytest.mark.parametrize("corpus", ["texts", "texts/a.txt", "texts/*.txt", "pair", "../project/texts"])
+def test_a_corpus_is_found_beside_the_run_file(beside: Path, corpus: str) -> None:
+    run = load_run(written(beside, f'data.corpus = "{corpus}"\n'))
+    assert run.data.corpus == str(beside / corpus)
+    assert load_run(beside / "run.toml", as_written=True).data.corpus == corpus
+
+
+def test_so_are_blends_tokenizers_and_models(beside: Path) -> None:
+    text = '[data]\ncorpus = [{path = "texts"}, {path = "gone"}]\ntokenizer = "tokenizer.json"\n[model]\nhf = "."\ninitial = "."\n'
+    run = load_run(written(beside, text))
+    assert [part.path for part in run.data.corpus] == [str(beside / "texts"), "gone"]  # type: ignore[union-attr]
+    assert run.data.tokenizer == str(beside / "tokenizer.json")
+    assert (run.model.hf, run.model.initial) == (f"{beside}/.", f"{beside}/.")
+
+
+@pytest.mark.parametrize("value", ["stdlib", "/tmp", "s3://bucket/texts", "~/texts", "nowhere", ""])
+def test_words_urls_and_absolute_paths_stay(beside: Path, value: str) -> None:
+    assert load_run(written(beside, f'data.corpus = "{value}"\n')).data.corpus == value
+    assert load_run(written(beside, 'data.tokenizer = "bytes"\n')).data.tokenizer == "bytes"
+
+
+def test_an_override_begins_at_the_current_folder(beside: Path) -> None:
+    run = load_run(written(beside, 'data.corpus = "texts"\n'), ["data.corpus=texts"])
+    assert run.data.corpus == "texts"
+
+
+def test_what_is_nowhere_says_where_it_was_looked_for(beside: Path) -> None:
+    with pytest.raises(UserError, match=f"looked for {Path.cwd()}/gone, and beside the run file"):
+        list_sources("gone", Path())
+    with pytest.raises(UserError, match=f"looked for {Path.cwd()}/gone.json, and beside the run file"):
+        parse_tokenizer("gone.json")
