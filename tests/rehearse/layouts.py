@@ -45,11 +45,11 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
     "one rank, muon": (1, sections({}, optimizer={"name": "muon"})),
     "replicas, muon with homes": (
         4,
-        sections({"dp_replicate": 4, "dp_shard": 1, "zero": 0}, optimizer={"name": "muon", "placement": "home"}),
+        sections({"dp_replicate": 4, "dp_shard": 1, "zero": 0}, optimizer={"name": "muon", "placement": "owner"}),
     ),
     "zero 3, muon with homes": (
         4,
-        sections({"dp_shard": 4, "zero": 3}, optimizer={"name": "muon", "placement": "home"}),
+        sections({"dp_shard": 4, "zero": 3}, optimizer={"name": "muon", "placement": "owner"}),
     ),
     "tp, zero 1, muon by shards": (
         4,

@@ -1,4 +1,4 @@
-"""Muon where ranks have pieces of matrices, and where matrices have home ranks: parity, bytes, memory."""
+"""Muon where ranks have pieces of matrices, and where matrices have owner ranks: parity, bytes, memory."""
 
 from itertools import product
 from typing import Any
@@ -35,7 +35,7 @@ SPLITS: dict[str, Case] = {
 def test_split_matrices_are_updated_in_full(zero: int, split: str) -> None:
     """Homes and shards in turns."""
     ranks, layout, model = SPLITS[split]
-    chosen = "home" if (zero + list(SPLITS).index(split)) % 2 else "shard"
+    chosen = "owner" if (zero + list(SPLITS).index(split)) % 2 else "shard"
     check_split(ranks, layout={**layout, "zero": zero}, model=model, optimizer={**STATED, "placement": chosen})
 
 
@@ -56,11 +56,11 @@ MORE: dict[str, Case] = {
 )
 def test_homes_compute_what_shards_would(case: str) -> None:
     ranks, layout, model = MORE[case]
-    optimizer = {**STATED, "placement": "home", "adjust_lr": "match_rms_adamw", "nesterov": False}
+    optimizer = {**STATED, "placement": "owner", "adjust_lr": "match_rms_adamw", "nesterov": False}
     check_split(ranks, layout=layout, model=model, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("chosen", ["shard", "home"])
+@pytest.mark.parametrize("chosen", ["shard", "owner"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_up_projections_head_by_head(tp: int, chosen: str) -> None:
     layout = {"dp_shard": 2, "tp": tp, "zero": 2, "microbatch_sequences": 3}
@@ -73,7 +73,7 @@ MODEL = {
 }
 
 
-@pytest.mark.parametrize("chosen", ["shard", "home"])
+@pytest.mark.parametrize("chosen", ["shard", "owner"])
 @pytest.mark.parametrize(
     "layout",
     [{"tp": 2}, {"dp_replicate": 2, "zero": 0}, {"tp": 2, "dp_shard": 2, "zero": 1}, {"tp": 2, "cp": 2, "zero": 3}],
@@ -107,7 +107,7 @@ def _unit(name: str, **layout: Any) -> tuple[Any, Any]:
     ],
 )
 def test_every_matrix_has_one_home_and_everyone_finds_it(name: str, layout: dict[str, Any]) -> None:
-    spec, flat = _unit(name, **layout, optimizer={"placement": "home"})
+    spec, flat = _unit(name, **layout, optimizer={"placement": "owner"})
     matrices, plan = hidden_matrices(spec, flat), placement(spec, flat)
     for first in range(spec.layout.world_size):
         members = spec.layout.group_of(first, plan.homes)
@@ -146,16 +146,16 @@ def test_homes_are_taken_where_they_save_more_than_they_send(transport: Any) -> 
 def test_under_zero_0_a_rank_computes_its_share() -> None:
     """Every rank has all directions: the block's matmuls are divided by the ranks, and no direction travels."""
     works = {}
-    for chosen in ("shard", "home"):
+    for chosen in ("shard", "owner"):
         spec = make_spec(dp_shard=2, zero=0, optimizer={"name": "muon", "placement": chosen})
         program = lower_step(rank_view(spec))
         works[chosen] = [s.flops for s in program.instructions if s.op in (Op.UPDATE, Op.ORTHOGONALIZE)]
         assert not any(s.op is Op.BRING for s in program.instructions)
-    assert sum(works["home"]) < 0.6 * sum(works["shard"])
+    assert sum(works["owner"]) < 0.6 * sum(works["shard"])
 
 
 def test_keys_reach_the_step() -> None:
-    section = MuonSection(name="muon", per_head=True, placement="home")
-    assert (section.step_spec.per_head, section.step_spec.placement) == (True, "home")
+    section = MuonSection(name="muon", per_head=True, placement="owner")
+    assert (section.step_spec.per_head, section.step_spec.placement) == (True, "owner")
     _, view = prepare_rank(0, run_table(optimizer={**STATED, "placement": "shard"}, model=DEEPSEEK_V3), 1)
     assert view.spec.optimizer.placement == "shard"

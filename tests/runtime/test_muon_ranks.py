@@ -34,12 +34,12 @@ SPLITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-QUICK = {("tp-cp", 0, "home"), ("ep-etp-replicas", 1, "shard"), ("mla-by-head", 2, "home"), ("hsdp-tp", 3, "shard")}
+QUICK = {("tp-cp", 0, "owner"), ("ep-etp-replicas", 1, "shard"), ("mla-by-head", 2, "owner"), ("hsdp-tp", 3, "shard")}
 
 
 @pytest.mark.parametrize(
     ("split", "zero", "chosen"),
-    others_are_rest(product(SPLITS, range(4), ("shard", "home")), QUICK),
+    others_are_rest(product(SPLITS, range(4), ("shard", "owner")), QUICK),
 )
 def test_all_ranks_end_with_the_plain_step(split: str, zero: int, chosen: str) -> None:
     layout, model = SPLITS[split]

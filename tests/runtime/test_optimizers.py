@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, MuonSection, OptimizerSpec, StateTensor
 from fourfold.layout import FlatLayout
@@ -15,6 +18,7 @@ from fourfold.program.matrices import hidden_matrices
 from fourfold.program.sizes import buffer_bytes
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.units import build_units
+from fourfold.runtime.updates import UPDATES
 from fourfold.train.state import no_fill
 from tests.support.parity_check import check_split
 from tests.support.parity_ranks import prepare_rank, run_rank
@@ -175,3 +179,72 @@ def test_state_has_the_format_that_the_spec_states(monkeypatch: pytest.MonkeyPat
     state = ShardOptimizer(AdamWSection(), master, [(0, 3, True, 1.0), (3, 6, False, 1.0)]).state
     assert {key: tensor.dtype for key, tensor in state.items()} == {"a": torch.bfloat16, "b": torch.float64}
     assert sum(tensor.nbytes for tensor in state.values()) == 6 * narrow.state_bytes("fp64")
+
+
+NUMEL = 4096
+
+
+class _Allocations(TorchDispatchMode):
+    """Notes tensors as large as the weights that an operator made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        known = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.numel() >= NUMEL and each.untyped_storage().data_ptr() not in known:
+                self.made.append(str(func))
+        return result
+
+
+def _updated(
+    name: str, gradient: Tensor, skip: Tensor | None, divisor: Tensor | None, lr: float | Tensor
+) -> list[Tensor]:
+    """Weights and state after one update of such that were not zero."""
+    section = OPTIMIZERS[name](**_stated(name))
+    torch.manual_seed(1)
+    weights, *state = (torch.rand(NUMEL) for _ in range(1 + len(section.spec.state)))
+    UPDATES[name](weights, gradient.clone(), state, section, lr, torch.tensor(3.0), 0.1, divisor, skip)
+    return [weights, *state]
+
+
+@names
+@pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["number", "tensor"])
+def test_an_update_that_is_skipped_changes_nothing(name: str, lr: float | Tensor) -> None:
+    """Whatever the gradient holds, bit by bit; and where it is not skipped, the flag changes nothing."""
+    torch.manual_seed(0)
+    gradient, one = torch.randn(NUMEL), torch.tensor(1.0)
+    section = OPTIMIZERS[name](**_stated(name))
+    torch.manual_seed(1)
+    before = [torch.rand(NUMEL) for _ in range(1 + len(section.spec.state))]
+    for bad in (float("nan"), float("inf"), 1.0):
+        after = _updated(name, gradient * bad, one, torch.tensor(2.0), lr)
+        assert all(map(torch.equal, before, after)), bad
+    plain, told = (_updated(name, gradient, skip, None, lr) for skip in (None, torch.tensor(0.0)))
+    assert not torch.equal(plain[0], before[0])
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(plain, told, strict=True))
+
+
+@names
+def test_a_gradient_is_divided_and_a_learning_rate_may_be_a_tensor(name: str) -> None:
+    torch.manual_seed(0)
+    gradient = torch.randn(NUMEL)
+    halved = _updated(name, gradient / 4, None, None, 0.05)
+    for other in (
+        _updated(name, gradient, None, torch.tensor(4.0), 0.05),
+        _updated(name, gradient, torch.tensor(0.0), torch.tensor(4.0), torch.tensor(0.05)),
+    ):
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(halved, other, strict=True))
+
+
+@names
+@pytest.mark.parametrize("skip", [None, torch.tensor(0.0)], ids=["at once", "on the device"])
+def test_nothing_as_large_as_the_weights_is_allocated(name: str, skip: Tensor | None) -> None:
+    section = OPTIMIZERS[name](**_stated(name))
+    weights, gradient, *state = (torch.rand(NUMEL) for _ in range(2 + len(section.spec.state)))
+    with _Allocations() as found:
+        UPDATES[name](weights, gradient, state, section, 0.05, torch.tensor(3.0), 0.1, torch.tensor(2.0), skip)
+    assert found.made == []

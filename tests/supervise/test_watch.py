@@ -121,6 +121,55 @@ def test_a_silent_machine_is_judged_by_its_silence(monkeypatch: pytest.MonkeyPat
     assert {(each.rank, each.cause) for each in verdicts} == ({(0, "skipped")} if hears else set())
 
 
+class UnevenRanks:
+    """Two pipeline ranks that each work so many seconds a step, at ten steps a second."""
+
+    def __init__(self, clock: list[float], seconds: list[float]) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def observe(self) -> list[Observation]:
+        step = int(10 * self._clock[0])
+        places = (Position(step, 0, 0.0, each * step, TRAINING, 1) for each in self._seconds)
+        return [Observation(each, "R") for each in places]
+
+
+@pytest.mark.parametrize(("slower", "named"), [(1.0, []), (1.3, []), (3.0, [1])])
+def test_a_pipeline_rank_with_more_blocks_is_not_slow(
+    monkeypatch: pytest.MonkeyPatch, slower: float, named: list[int]
+) -> None:
+    """The second rank has four of five blocks: it may take as much longer, and no more."""
+    model = {**RUN["model"], "num_layers": 5}
+    layout = {"pp": 2, "dp_shard": 1, "segments_per_stage": [2, 5]}
+    resolved = resolve_run(parse_run({**RUN, "model": model, "layout": layout}), 2, 320)
+    blame, clock = Blame(resolved), [0.0]
+    first, second = blame.work(2)
+    assert second > 2 * first
+    assert blame.work(3) == [1.0] * 3
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    watching = watch.Watch(parse_run(RUN).faults, 600.0, blame)
+    watching.begin()
+    found, ranks = [], UnevenRanks(clock, [0.02 * first, slower * 0.02 * second])
+    while clock[0] < 12:
+        clock[0] += 0.5
+        found += watching.stragglers(ranks)  # type: ignore[arg-type]
+    assert [each.rank for each in found] == named
+
+
+def test_a_rank_with_little_to_compute_may_take_as_long_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches and copies are most of a small step, whatever its FLOPs."""
+    layout = {"pp": 2, "dp_shard": 1, "segments_per_stage": [2, 5]}
+    resolved = resolve_run(parse_run({**RUN, "model": {**RUN["model"], "num_layers": 5}, "layout": layout}), 2, 320)
+    clock = [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    watching = watch.Watch(parse_run(RUN).faults, 600.0, Blame(resolved))
+    watching.begin()
+    found, ranks = [], UnevenRanks(clock, [0.05, 0.05])
+    while clock[0] < 12:
+        clock[0] += 0.5
+        found += watching.stragglers(ranks)  # type: ignore[arg-type]
+    assert found == []
+
+
 def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict:
     assert run.finish() == 0, run.printed
     (failure,) = run.events("failure")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.layout import Layout
@@ -90,6 +91,20 @@ class Blame:
     def compile(self) -> None:
         """Compiles the programs now; else the first question about them does."""
         _ = self._programs
+
+    def work(self, ranks: int) -> list[float]:
+        """The FLOPs of each rank in a training step, over the mean of all: stages of a pipeline differ. 1 where another number of
+        ranks runs than the run began with."""
+        own = self._flops
+        return [each * ranks / sum(own) for each in own] if len(own) == ranks and all(own) else [1.0] * ranks
+
+    @cached_property
+    def _flops(self) -> list[int]:
+        """FLOPs of every rank in a training step; ranks of one pipeline coordinate run one program."""
+        programs = self._resolved.train_programs
+        of_stages = {each.pp_rank: each for each in programs.values()}
+        flops = {stage: sum(step.flops for step in each.instructions) for stage, each in of_stages.items()}
+        return [flops[programs[rank].pp_rank] for rank in sorted(programs)]
 
     def verdict(self, seen: Sequence[Sighting]) -> Verdict:
         """The rank at fault, of ranks that no longer get on."""

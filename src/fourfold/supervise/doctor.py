@@ -141,7 +141,6 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
         clock = time.strftime("%H:%M:%S", time.localtime(event.get("time", 0.0)))
         rank = f" rank {event['rank']}" if "rank" in event else ""
         message = event.get("message") or ""
-        lines.append(
-            f"  {clock} {event['event']}{rank} at step {event.get('step', '?')}{': ' if message else ''}{message}"
-        )
+        at = f" at step {event['step']}" if event.get("step") is not None else ""
+        lines.append(f"  {clock} {event['event']}{rank}{at}{': ' if message else ''}{message}")
     return lines

@@ -38,7 +38,7 @@ class _WatchedRank:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank whose own work takes `ratio` times the median of its peers, in seconds a step."""
+    """A rank whose own work takes `ratio` times what the median of its peers says that it should, in seconds a step."""
 
     rank: int
     ratio: float
@@ -141,7 +141,8 @@ class Watch:
         return _SHARE * max(stall, longest) if is_step else max(_LENIENT * stall, longest)
 
     def stragglers(self, generation: Generation) -> list[Straggler]:
-        """Ranks that became slow: for two windows in a row their own work took longer than their peers' by the ratio allowed."""
+        """Ranks that became slow: for two windows in a row their own work took longer than their peers' by the ratio allowed. A
+        rank with more to compute may take as much longer; one with less may take as long as the others."""
         now = time.monotonic()
         began, before = self._window
         if now - began < _WINDOW_SECONDS:
@@ -155,8 +156,11 @@ class Watch:
             return []
         busy = [(p.busy_seconds - q.busy_seconds) / n for p, q, n in zip(positions, before, steps, strict=True)]
         found = []
+        work = self.blame.work(len(busy))
+        paces = [seconds / share for seconds, share in zip(busy, work, strict=True)]
         for rank, own in enumerate(busy):
-            others = median(busy[:rank] + busy[rank + 1 :])
+            usual, scaled = (median(each[:rank] + each[rank + 1 :]) for each in (busy, paces))
+            others = max(usual, work[rank] * scaled)  # in a small step most of the time is spent on what no FLOPs count
             ratio = own / max(others, 1e-9)
             is_slow = ratio > self.faults.straggler_ratio and own - others > 0.1 * (now - began) / min(steps)
             self._slow[rank] = self._slow.get(rank, 0) + 1 if is_slow else 0

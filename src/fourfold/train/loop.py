@@ -64,7 +64,7 @@ class Training:
     def __init__(self, out: Path, context: RankContext, stop: StopSignal) -> None:
         self.out, self.context, self.stop = out, context, stop
         self.board = ProgressBoard(out, context.rank, int(os.environ.get("FOURFOLD_MACHINE", "0")))
-        self.config = load_run(out / "run.toml")
+        self.config = load_run(out / "run.toml", as_written=True)
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, context.world_size)
         transport = "native" if context.device.type == "cuda" else "exchange"

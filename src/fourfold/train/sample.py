@@ -70,7 +70,7 @@ def generate(
     """
     if temperature < 0:
         raise UserError(f"--temperature = {temperature} is negative; a value that works: 0.8")
-    config = load_run(run / "run.toml")
+    config = load_run(run / "run.toml", as_written=True)
     model = resolve_model(config.model)
     reader = newest_readable(saved_steps(config, run), report)
     if reader is None:

@@ -54,7 +54,7 @@ def try_device(out: Path) -> int:
     from fourfold.config import load_run
     from fourfold.train.session import choose_device
 
-    ones = torch.ones(1024, device=choose_device(load_run(out / "run.toml").run))
+    ones = torch.ones(1024, device=choose_device(load_run(out / "run.toml", as_written=True).run))
     return FINISHED if ones.sum().item() == 1024 else FAILED
 
 
@@ -83,7 +83,7 @@ def _train(out: Path) -> int:
     }
     from fourfold.config import load_run
 
-    context = init_rank_context(load_run(out / "run.toml").run)
+    context = init_rank_context(load_run(out / "run.toml", as_written=True).run)
     stop = StopSignal(context)
 
     def request(number: int, frame: FrameType | None) -> None:
