@@ -81,8 +81,8 @@ def test_simulate(case: str, fourfold, machine) -> None:
 
 
 def test_simulate_with_memory_over_time(fourfold) -> None:
-    command = fourfold("simulate", "run.toml", "--cluster", "dgx-h100", "--memory", "--json")
-    assert same(ff.simulate("run.toml", cluster="dgx-h100").to_json(memory_curves=True)) == printed(command)
+    command = fourfold("simulate", "run.toml", "--cluster", "dgx-h100:8", "--memory", "--json")
+    assert same(ff.simulate("run.toml", cluster="dgx-h100:8").to_json(memory_curves=True)) == printed(command)
 
 
 @pytest.mark.parametrize("case", others_are_rest(PLANNED, PLANNED.keys() - LARGE))

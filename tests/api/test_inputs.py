@@ -69,8 +69,8 @@ def test_a_mistake_raises_the_message_of_the_command(case: str, fourfold) -> Non
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"objective": "throughputs"}, "did you mean throughput"),
-        ({"dtype": "fp16"}, "--dtype fp16"),
+        ({"objective": "fastests"}, "did you mean fastest"),
+        ({"dtype": "fp16"}, "--dtype fp16: did you mean bf16"),
         ({"gemm_dtype": "fp88"}, "did you mean fp8"),
         ({"fragmentation": 11}, "--fragmentation 11"),
     ],
@@ -130,9 +130,9 @@ def test_a_cluster_in_every_form(here: Path) -> None:
     dear = replace(loaded, dollars_per_device_hour=9.0)
     found = ff.simulate("run.toml", cluster=dear, tokens=1e9)
     assert found.campaign.dollars == ff.simulate("run.toml", cluster=loaded, tokens="1G", price=9).campaign.dollars
-    planned = ff.plan("run.toml", cluster=dear, objective="cost", tokens="1G", budget=4)
+    planned = ff.plan("run.toml", cluster=dear, objective="cheapest", tokens="1G", budget=4)
     assert planned.to_json()["best"] == ff.plan(
-        "run.toml", cluster="dgx-h100:4", objective="cost", tokens="1G", price=9, budget=4
+        "run.toml", cluster="dgx-h100:4", objective="cheapest", tokens="1G", price=9, budget=4
     ).to_json()["best"]  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def test_the_function_has_the_options_of_the_command(function: str) -> None:
 
     command = inspect.signature({"plan": plan.plan, "simulate": simulate.simulate}[function]).parameters
     own = inspect.signature(getattr(ff, function)).parameters
-    on_screen = {"as_", "out", "json", "pp_rank", "memory", "trace"}
+    on_screen = {"as_", "out", "json", "pp_rank", "memory", "trace", "verbose"}
     assert set(command) - on_screen == set(own) - {"progress"}
     for name in set(command) - on_screen - {"run", "overrides", "explain"}:
         assert command[name].default == own[name].default, name

@@ -58,10 +58,12 @@ def test_a_simulation(here: Path) -> None:
     result = ff.simulate("run.toml", cluster="dgx-h100:4")
     text = read(result).text
     assert f"{100 * result.mfu:.1f} %" in text
-    assert re.search(r"^fits$", text, re.MULTILINE)
+    assert re.search(rf"^{re.escape(result.fit.phrase)}$", text, re.MULTILINE)
+    assert result.fit.phrase.startswith("surely fits (9")
     assert all(kind in text for kind in result.summary.path)
     large = ff.simulate("preset:llama3-70b", {"layout.zero": 0}, cluster="dgx-h100:128")
-    assert "DOES NOT FIT" in read(large).text
+    assert large.fit.phrase in read(large).text
+    assert not large.fits
 
 
 def test_a_program_and_its_verification(here: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from fourfold.cli.app import run
+from fourfold.cli.calibrate_device import say_if_busy
 from fourfold.config.whole_file import write_whole
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import load_cluster
+from fourfold.launch.machine import busy_cores
 
 RUN = """
 [model]
@@ -136,3 +138,20 @@ def test_a_signal_ends_the_ranks_that_measure(tmp_path: Path, number: int) -> No
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_others_keep_busy_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores computed in 60 of 100 ticks."""
+    stat, lines = tmp_path / "stat", iter(["cpu 60 0 0 40 0 0 0 0 0 0"])
+    stat.write_text("cpu 0 0 0 0 0 0 0 0 0 0\n")
+    monkeypatch.setattr("fourfold.launch.machine.time.sleep", lambda _: stat.write_text(next(lines)))
+    monkeypatch.setattr("fourfold.launch.machine.os.cpu_count", lambda: 2)
+    assert busy_cores(stat=stat) == pytest.approx(1.2)
+    assert busy_cores(stat=tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(("busy", "told"), [(None, False), (0.1, False), (1.3, True)])
+def test_a_loaded_machine_is_told_of_first(busy, told, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("fourfold.cli.calibrate_device.busy_cores", lambda: busy)
+    say_if_busy()
+    assert ("note: other processes keep 1.3 of" in capsys.readouterr().err) == told

@@ -62,7 +62,7 @@ def test_documents_are_columns_too(fourfold, here) -> None:
     (here / "planned.json").write_text(planned)
     first, second = _columns(fourfold, "simulated.json", "planned.json")
     _same(first, json.loads(simulated))
-    _same({**second, "layout": None}, {**json.loads(planned)["closer"], "layout": None})
+    _same({**second, "layout": None}, {**json.loads(planned)["best_step"], "layout": None})
     best = json.loads(planned)["best"]
     assert second["layout"] == best[0]["layout"]
     listed = _columns(fourfold, "planned.json")
@@ -128,3 +128,17 @@ def test_what_cannot_be_compared_is_refused(fourfold, here: Path, arguments: lis
     assert result.code == 2
     assert expected in result.err
     assert "Traceback" not in result.err
+
+
+def test_costs_are_compared_like_with_like(fourfold) -> None:
+    """A cluster whose failures are known beside one of which nothing is: both without."""
+    options = ("--tokens", "1T", "--price", "2", "--cluster", "h100-24576:64")
+    known = _columns(fourfold, RUN, *SMALL, *options, "--with", NARROW)
+    assert all(column["run"]["failures"] for column in known)
+    lines = fourfold("compare", RUN, *SMALL, *options, "--cluster", "dgx-h100:64").out.splitlines()
+    (cost,) = (line for line in lines if "cost" in line)
+    assert "cost without failures" in cost
+    columns = _columns(fourfold, RUN, *SMALL, *options, "--cluster", "dgx-h100:64")
+    assert [bool(column["run"]["failures"]) for column in columns] == [True, False]
+    shown = [f"${column['run']['training_dollars']:,.0f}" for column in columns]
+    assert all(each in cost for each in shown)

@@ -12,7 +12,7 @@ MISTAKES = {
     "command": (["simulat"], "did you mean simulate?"),
     "option": ([*SIMULATE, "--clustr", "x"], "did you mean --cluster?"),
     "option that is needed": (["cluster", "new", "--devce", "h100:8"], "--devce is unknown, did you mean --device?"),
-    "word of an option": (["plan", "--objective", "thruput"], "did you mean throughput?"),
+    "word of an option": (["plan", "--objective", "cheapst"], "did you mean cheapest?"),
     "word of a short option": (["plan", "--as", "megatrn"], "did you mean megatron?"),
     "word of a command": (["cluster", "nwe", "--device", "h100"], "did you mean new?"),
     "device": (["cluster", "new", "--device", "h10-sxm:8"], "did you mean h100-sxm?"),

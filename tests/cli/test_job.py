@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cli.planning import DECIDED
+
 SIZE = ("--nodes", "2", "--devices-per-node", "2")
 
 
@@ -47,8 +49,8 @@ def test_nodes_come_from_layout_and_cluster(fourfold) -> None:
 
 
 def test_a_preset_of_a_run_is_a_job(fourfold) -> None:
-    done = fourfold("job", "preset:llama3-70b", "batch.steps=10", "--as", "skypilot")
-    assert done.code == 0
+    done = fourfold("job", "preset:llama3-70b", "batch.steps=10000", *DECIDED[:2], "--as", "skypilot")
+    assert done.code == 0, done.err
     task = yaml.safe_load(done.out)
     assert "file_mounts" not in task
     assert "train preset:llama3-70b" in task["run"]

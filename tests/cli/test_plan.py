@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+import fourfold as ff
 from tests.calibrate.machine_table import cluster
-from tests.cli.planning import ASKED, SMALL, document, text
+from tests.cli.planning import ASKED, DECIDED, SMALL, document, text
 from tests.export.launched import launched
 
 
@@ -44,7 +45,7 @@ def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
 def test_how_sure_the_order_is(fourfold) -> None:
     """Layouts within the interval of the first one's time are counted, in the text too."""
     found = document(fourfold, *SMALL)
-    low, high = found["closer"]["step_seconds_interval"]
+    low, high = found["best_step"]["step_seconds_interval"]
     assert low < found["best"][0]["step_seconds"] < high
     within = sum(each["step_seconds"] <= high for each in found["best"])
     assert found["within_interval"] == within > 1
@@ -53,11 +54,11 @@ def test_how_sure_the_order_is(fourfold) -> None:
 
 
 def test_a_job_for_a_scheduler_runs_the_file_that_is_written(fourfold, here: Path) -> None:
-    result = fourfold("plan", *SMALL, "--tokens", "1T", "--as", "slurm", "--out", "planned.toml")
+    result = fourfold("plan", *SMALL, *DECIDED, "--tokens", "1T", "--as", "slurm", "--out", "planned.toml")
     assert result.code == 0, result.err
     assert f"fourfold train {here}/planned.toml" in result.out
     assert "#SBATCH --nodes=2" in result.out
-    found = document(fourfold, *SMALL, "--tokens", "1T", "--as", "k8s", "--out", "other.toml")
+    found = document(fourfold, *SMALL, *DECIDED, "--tokens", "1T", "--as", "k8s", "--out", "other.toml")
     assert "kind: TrainJob" in found["export"]["text"]
     refused = fourfold("plan", *SMALL, "--as", "skypilot")
     assert (refused.code, "--out run.toml" in refused.err) == (2, True)
@@ -108,15 +109,15 @@ def test_what_is_written_is_the_run_that_was_planned(fourfold, here: Path, argum
 def test_the_best_is_shown_closer(fourfold) -> None:
     found = document(fourfold, *SMALL)
     printed = text(fourfold, *SMALL)
-    closer = found["closer"]
-    assert closer["step_seconds"] == found["best"][0]["step_seconds"]
+    best_step = found["best_step"]
+    assert best_step["step_seconds"] == found["best"][0]["step_seconds"]
     assert "best layout: the step is limited by its critical path" in printed
-    assert closer["communication"]
-    for each in closer["communication"][:1]:
+    assert best_step["communication"]
+    for each in best_step["communication"][:1]:
         assert f"{each['axes']}  " in printed
         assert set(each["levels"]) <= {"nvlink", "rail"}
         assert ", ".join(each["levels"]) in printed
-    peak = max(closer["memory"], key=lambda rank: rank["device_bytes"])
+    peak = max(best_step["memory"], key=lambda rank: rank["device_bytes"])
     assert peak["instruction"] in printed
 
 
@@ -174,7 +175,7 @@ def test_keys_beside_auto_are_kept(fourfold) -> None:
 
 @pytest.mark.parametrize("trainer", ["megatron", "bridge", "torchtitan", "deepspeed"])
 def test_scripts_of_other_trainers(fourfold, trainer: str, tmp_path: Path) -> None:
-    message = document(fourfold, *SMALL, "--as", trainer)["export"]
+    message = document(fourfold, *SMALL, *DECIDED, "--as", trainer)["export"]
     layout = document(fourfold, *SMALL)["best"][0]["layout"]
     launched(message["text"], tmp_path)
     if trainer == "megatron":
@@ -220,7 +221,7 @@ def test_what_cannot_fit_says_what_would(fourfold) -> None:
     )
     assert result.code == 1
     assert "nothing fits" in result.out
-    assert "the nearest that would fit: " in result.out
+    assert "the nearest that fits: " in result.out
 
 
 def test_tokens_become_sequences_that_divide(fourfold) -> None:
@@ -254,8 +255,8 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
         ((*SMALL, "--out", "plan.json"), "--out plan.json"),
         ((*SMALL, "--out", "nowhere/plan.toml"), "--out nowhere/plan.toml"),
         ((*SMALL, "--out", "run.toml"), "is there already"),
-        ((*SMALL, "--objective", "cost"), "--tokens"),
-        ((*SMALL, "--objective", "cost", "--tokens", "1T", "--price", "0"), "--price 0"),
+        ((*SMALL, "--objective", "cheapest"), "--tokens"),
+        ((*SMALL, "--objective", "cheapest", "--tokens", "1T", "--price", "0"), "--price 0"),
         (("--model", "gpt3-175b", *SMALL[2:]), "2048 learned positions"),
         ((*SMALL, "--objective", "devices", "--tokens", "1T"), "--deadline-days"),
         (("--model", "lama3-8b", *SMALL[2:]), "llama3-8b"),
@@ -267,3 +268,39 @@ def test_mistakes_have_one_message(fourfold, arguments: tuple[str, ...], message
     assert result.code == 2
     assert message in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("--model", "llama3-70b", "--cluster", "dgx-h100:64", "--sequence-length", "8192", "--batch-tokens", "4M"),
+        (*ASKED, "--for", "megatron"),
+        (*ASKED, "--tokens", "1T"),
+    ],
+)
+def test_a_plan_is_a_screen(fourfold, monkeypatch, columns: int, asked: tuple[str, ...]) -> None:
+    """Verdict, three rows, what is assumed, what comes next: at most 25 lines, and three that only they have said."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = fourfold("plan", *asked, "--budget", "9").out.splitlines()
+    assert len(lines) <= 25 + 3 * (columns == 80 and len(asked) > 8)
+    assert max(map(len, lines)) <= columns
+    labels = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert labels[:4] == ["memory", "step", "time", "change"]
+    assert {"assumed", "software", "by", "next"} <= set(labels)
+    software = next(line for line in lines if line.startswith("software"))
+    assert ("never run on a GPU" in software) == ("--for" not in asked)
+    assert "megatron" in software or "megatron" in lines[lines.index(software) + 1]
+    assert [line[:2] for line in lines if line[:2] in (" 1", " 2", " 3")] == [" 1", " 2", " 3"]
+
+
+def test_other_software_s_times_of_the_first_layout_are_those_of_its_steps(fourfold) -> None:
+    planned = ff.plan(
+        model="llama3-8b", cluster="dgx-h100:16", sequence_length=8192, batch_sequences=64, for_="megatron", budget=1
+    )
+    assert planned.best is not None
+    others = planned.elsewhere()
+    assert [name for name, _ in others] == ["fourfold", "torchtitan"]
+    for name, seconds in others:
+        if seconds is not None:
+            assert seconds == ff.simulate(planned.run(), software=name).step_seconds

@@ -1,10 +1,16 @@
 """`fourfold plan` of models that cannot be trained as they are: what they are taken for is said, and planned."""
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fourfold.api.numbers import parse_length, parse_number
+from fourfold.api.plan_request import _section
+from fourfold.config import UserError
+from tests.cli.planning import ASKED
 
 GEMMA = {
     "model_type": "gemma2", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -32,8 +38,23 @@ def test_what_is_planned_is_what_simulate_prices_and_the_plan_names_its_nearest_
     found = planned(fourfold, GEMMA, "--sequence-length", "1024", "--out", "planned.toml")
     assert found["notes"] == [
         "model/config.json: model_type = 'gemma2' is not supported; planned as the nearest model that is: a gated "
-        "gelu_pytorch_tanh as a gated silu; norms behind attention and feed-forward are left out"
+        "gelu_pytorch_tanh as a gated silu; norms behind attention and feed-forward are left out; embeddings are not "
+        "multiplied by the root of their width"
     ]
+    written = tomllib.loads((here / "planned.toml").read_text())["model"]
+    assert (written["nearest_to"], len(written["lost"])) == ("gemma2", 3)
+    for command in (("train",), ("job", "--as", "slurm")):
+        refused = fourfold(command[0], "planned.toml", "batch.steps=5", *command[1:])
+        assert refused.code == 2
+        assert "model.nearest_to = 'gemma2'" in refused.err
+        assert all(each in refused.err for each in written["lost"])
+        allowed = fourfold(command[0], "planned.toml", "batch.steps=5", "--as-nearest", *command[1:], "--nodes", "0")
+        assert "nearest_to" not in allowed.err
+    job = fourfold("plan", "--model", "model", *ON, "--sequence-length", "1024", "--as", "slurm", "--out", "job.toml")
+    assert (job.code, Path("job.toml").exists()) == (2, False)
+    assert "model.nearest_to = 'gemma2'" in job.err
+    export = planned(fourfold, GEMMA, "--sequence-length", "1024", "--as", "megatron")["export"]
+    assert export["cannot_express"][:3] == [f"gemma2: {each}" for each in written["lost"]]
     predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
     assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
     assert "planned as the nearest model" in (here / "planned.toml").read_text()
@@ -109,3 +130,47 @@ def test_software_that_cannot_be_is_refused(fourfold, options: tuple[str, str], 
         result = fourfold(*command, *options)
         assert result.code == 2
         assert part in result.err
+
+
+@pytest.mark.parametrize(
+    ("hub", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+        ("meta-llama/Meta-Llama-3-70B", "llama3-70b"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+    ],
+)
+def test_a_name_of_the_hub_is_the_preset(hub: str, preset: str) -> None:
+    assert _section(hub).preset == preset
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nobody/Nothing", "download its config.json into a folder"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "download its config.json into a folder"),
+        ("./nope/config.json", "no such file or folder; allowed: a folder with a config.json, or a preset"),
+        ("nope.json", "no such file or folder"),
+    ],
+)
+def test_a_name_that_leads_nowhere_lists_no_presets(fourfold, name: str, words: str) -> None:
+    refused = fourfold("plan", "--model", name, *ASKED[2:])
+    assert refused.code == 2
+    assert words in refused.err
+    assert "mt-nlg-530b" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("stated", "tokens"),
+    [("128k", 131_072), ("8K", 8192), ("1M", 2**20), ("4Ki", 4096), ("8192", 8192), (2048, 2048), ("1.5k", 1536)],
+)
+def test_lengths_of_sequences_are_powers_of_two(stated: str | int, tokens: int) -> None:
+    assert parse_length(stated, "--sequence-length") == tokens
+    assert parse_number("4Mi", "--batch-tokens", "16M") == 2**22
+    assert parse_number("16M", "--batch-tokens", "16M") == 16e6
+    with pytest.raises(UserError, match="--sequence-length"):
+        parse_length("8kb", "--sequence-length")
+    with pytest.raises(UserError, match=r"--sequence-length 0.*: allowed: 1 to 1e"):
+        parse_length("0k", "--sequence-length")

@@ -25,7 +25,7 @@ def test_sizes_between_doubled_ones_on_a_torus(fourfold) -> None:
     )
     goal = ("--objective", "devices", "--tokens", "1T", "--deadline-days", "60")
     found = document(fourfold, *asked, *goal, "--keep", "1")
-    sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
+    sizes = [int(line.split()[0]) for line in found["objective"]["lines"][1:]]
     assert 32 < found["devices"] < 64
     assert found["devices"] % 4 == 0
     assert len(sizes) <= 12
@@ -46,7 +46,7 @@ def test_the_largest_model_fits_and_is_larger_where_there_is_more_memory(fourfol
         )
         found = document(fourfold, *asked, "--objective", "model")
         assert found["best"][0]["memory_bytes"] <= found["memory_limit_bytes"]
-        return float(found["objective"]["said"][1].split()[0])
+        return float(found["objective"]["lines"][1].split()[0])
 
     assert parameters(1) < parameters(8)
 
@@ -56,7 +56,7 @@ def test_a_measured_machine_of_fewer_ranks_is_priced_as_when_those_alone_compute
     for ranks, seconds in ((1, 0.5), (2, 1.0), (4, 2.0)):
         table["calibration"][f"ranks_{ranks}"]["software"]["step_seconds"] = seconds
     (here / "machine.toml").write_text(tomli_w.dumps(table))
-    goal = ("--objective", "cost", "--tokens", "1M", "--price", "2", "--out", "planned.toml")
+    goal = ("--objective", "cheapest", "--tokens", "1M", "--price", "2", "--out", "planned.toml")
     found = document(fourfold, "run.toml", "--cluster", "machine.toml", *goal)
     assert found["devices"] < 4, "a step of one rank alone waits for nobody"
     predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
@@ -93,7 +93,7 @@ def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(f
     asked = (*asked, "layout.offload_optimizer=false")
     goal = ("--objective", "devices", "--tokens", "10B", "--deadline-days", "2.7")
     found = document(fourfold, *asked, *goal)
-    sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
+    sizes = [int(line.split()[0]) for line in found["objective"]["lines"][1:]]
     assert sizes[:3] == [6, 12, 24], "whole nodes, doubled"
     assert sizes[3:] == [18], "then between the last that was late and the first in time"
     assert found["devices"] == 18
@@ -108,8 +108,8 @@ def test_the_cheapest_number_of_devices_is_sought_between_doubled_ones(fourfold,
     (tmp_path / "six.toml").write_text(SIX)
     asked = ("--model", "llama3-8b", "--cluster", "six.toml", "--sequence-length", "16384", "--batch-sequences", "96")
     on_device = ("layout.offload=none", "layout.offload_optimizer=false")
-    found = document(fourfold, *asked, *on_device, "--objective", "cost", "--tokens", "10B", "--price", "2")
-    rows = [line.split() for line in found["objective"]["said"][1:]]
+    found = document(fourfold, *asked, *on_device, "--objective", "cheapest", "--tokens", "10B", "--price", "2")
+    rows = [line.split() for line in found["objective"]["lines"][1:]]
     costs = {int(row[0]): float(row[4].replace(",", "")) for row in rows}
     assert list(costs) == sorted(costs)
     assert set(costs) - {1, 2, 3, 6, 12, 24, 48}, "whole nodes between"
@@ -137,7 +137,10 @@ RUN = ("--tokens", "10B", "--price", "2.5", "--failure-hours", "50k")
 
 @pytest.mark.parametrize(
     "objective",
-    ["cost", *(pytest.param(each, marks=pytest.mark.rest) for each in ("throughput", "devices", "context", "model"))],
+    [
+        "cheapest",
+        *(pytest.param(each, marks=pytest.mark.rest) for each in ("fastest", "safest", "devices", "context", "model")),
+    ],
 )
 def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) -> None:
     asked = (
@@ -165,7 +168,7 @@ def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) ->
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("objective", [("cost",), ("devices", "--deadline-days", "9")])
+@pytest.mark.parametrize("objective", [("cheapest",), ("devices", "--deadline-days", "9")])
 def test_an_objective_says_of_its_devices_what_a_plan_on_them_says(fourfold, objective: tuple[str, ...]) -> None:
     """Its own line of figures too, and what `simulate` says of the layout."""
     asked = (*SMALL[:3], "dgx-h100:16", *SMALL[4:], "layout.cp=1", *RUN)
@@ -173,7 +176,7 @@ def test_an_objective_says_of_its_devices_what_a_plan_on_them_says(fourfold, obj
     direct = document(fourfold, *asked[:3], f"dgx-h100:{found['devices']}", *asked[4:])
     assert direct["best"] == found["best"]
     assert direct["run"] == found["run"]
-    (row,) = (line.split() for line in found["objective"]["said"][1:] if line.split()[0] == str(found["devices"]))
+    (row,) = (line.split() for line in found["objective"]["lines"][1:] if line.split()[0] == str(found["devices"]))
     assert row[2] == f"{found['run']['seconds'] / 86_400:.1f}"
     assert row[4] == f"{found['run']['dollars']:,.0f}"
     simulated = json.loads(fourfold("simulate", "planned.toml", "--json", *RUN[2:]).out)

@@ -33,7 +33,7 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path, fourfold
     assert done.returncode == 0, done.stderr
     output = done.stdout
     assert "validation loss" in output
-    assert "unigram entropy" in output
+    assert "unigram loss" in output
     assert "A sample that the model wrote:" in output
     assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3
     if is_built():

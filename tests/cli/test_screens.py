@@ -67,7 +67,9 @@ def _on_terminal(columns: int, *arguments: str) -> str:
 
 @pytest.mark.parametrize("columns", [80, 200])
 def test_a_terminal_gets_its_width_and_colours(columns: int) -> None:
-    shown = _on_terminal(columns, "simulate", "preset:llama3-405b-8k", "layout.recompute=none")
+    shown = _on_terminal(
+        columns, "simulate", "preset:llama3-405b-8k", "layout.recompute=none", "layout.microbatch_sequences=4"
+    )
     assert "\x1b[1;31mDOES NOT FIT" in shown or "\x1b[31mDOES NOT FIT" in shown
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
     assert min(0.8 * columns, 120) < max(map(len, plain)) <= columns

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +11,7 @@ from fourfold.config import load_run
 from fourfold.launch.resolve import resolve_run
 from fourfold.program import Op, from_text
 from fourfold.program.liveness import ledger, memory_peak
+from fourfold.program.schedule import Compute, Orders, catalogue, find_schedule
 from fourfold.report.legend import MEANINGS
 
 LAYOUT = ("layout.zero=3", "--ranks", "4")
@@ -130,3 +133,32 @@ def test_a_program_is_shown_with_the_legend_of_its_letters(fourfold, form) -> No
 
 def test_every_operation_has_a_meaning() -> None:
     assert set(MEANINGS) == set(Op)
+
+
+BROKEN: dict[str, tuple[Callable[[list[list[Compute]]], object], int, str]] = {
+    "an entry left out": (lambda orders: orders[1].pop(), 2, "rank 1 lacks B1.3 (of 4 microbatches)"),
+    "an entry twice": (lambda orders: orders[1].append(orders[1][-1]), 1, "NOT sound"),
+    "a deadlock": (lambda orders: orders[1].reverse(), 2, "schedule: deadlock: rank 1, entry 0"),
+    "another rank's": (lambda orders: orders[1].insert(0, orders[0][0]), 1, "NOT sound"),
+    "an error": (lambda orders: orders[9], 1, "gives no orders for 2 ranks of 1 stages and 4 microbatches: IndexError"),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_schedule_whose_record_is_wrong_is_told_of_without_a_traceback(fourfold, here, monkeypatch, how: str) -> None:
+    spoil, code, words = BROKEN[how]
+
+    def orders(*size: object) -> Orders:
+        rows = [[*row] for row in usual(*size)]
+        spoil(rows)
+        return tuple(map(tuple, rows))
+
+    schedule = find_schedule("1f1b")
+    usual = schedule.orders
+    broken = replace(schedule, orders=orders)
+    monkeypatch.setitem(catalogue._BY_NAME, "1f1b", broken)
+    keys = ("layout.pp=2", "layout.dp_shard=1", "layout.schedule=1f1b", "batch.global_sequences=4")
+    found = fourfold("show", "run.toml", *keys, "--verify")
+    assert found.code == code, found.err
+    assert words in found.out + found.err
+    assert "Traceback" not in found.err

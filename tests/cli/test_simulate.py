@@ -1,12 +1,15 @@
 """`fourfold simulate`: what it prints agrees with what it gives as JSON, and every mistake has one message."""
 
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+
+from fourfold.report.units import format_figure
 
 LLAMA = ("preset:llama3-405b-16k", "--cluster", "h100-24576", "--ranks", "16384")
 SMALL = ("run.toml", "--cluster", "dgx-h100:4", "layout.pp=2", "layout.dp_shard=2", "layout.zero=1")
@@ -66,7 +69,7 @@ def test_money_time_and_failures_can_be_stated(fourfold) -> None:
     assert failures["goodput_without_spares"] < failures["goodput_with_spares"] == run["goodput"] < 1
     text = fourfold("simulate", *LLAMA, *options).out
     assert "Young 1974" in text
-    assert "30 s (given)" in text
+    assert "30.0 s (given)" in text
     assert "at $2.5 a device hour" in text
 
 
@@ -152,7 +155,7 @@ def test_a_layout_that_does_not_fit_is_reported(fourfold) -> None:
     result = fourfold("simulate", "preset:llama3-70b", "--cluster", "dgx-h100:8", *one, "batch.global_sequences=8")
     assert result.code == 1
     assert "DOES NOT FIT" in result.out
-    assert re.search(r"^change  .*: more dp_shard, more tp or pp$", result.out, re.MULTILINE)
+    assert re.search(r"^change  layout\.\S+.*: .* still .* too much$", result.out.replace("\n ", ""), re.MULTILINE)
 
 
 def test_a_host_that_cannot_take_the_states_is_reported(fourfold, here) -> None:
@@ -171,10 +174,9 @@ def test_a_host_that_cannot_take_the_states_is_reported(fourfold, here) -> None:
         path.write_text(f"{share} = {size}\n{text}")
         result = fourfold("simulate", *words)
         assert result.code == code, result.out + result.err
-    memory, _, _, change = result.out.splitlines()[:4]
-    assert re.match(r"memory  DOES NOT FIT: host lacks 2\.\d+ GB; device \d\S* GB of 85.9 GB \(", memory)
-    assert re.match(r"change  12.0 GB on the host: layout.offload_optimizer=false, more dp_shard$", change)
-    assert max(map(len, (memory, change))) <= 80
+    memory, _, _, change = result.out.splitlines()[:4]  # no terminal: as long as they are
+    assert re.match(r"memory  DOES NOT FIT: the host lacks 2\.\d+ GB; device \d\S* of 81.6 GB usable$", memory)
+    assert re.match(r"change  layout\.\S+=\S+.*: (surely|likely) fits \(\d\d %\), ", change)
     assert "host       12.0 GB of 10.0 GB for each device at most" in result.out
     assert not json.loads(fourfold("simulate", *words, "--json").out)["fits"]
     assert fourfold("simulate", *words, "layout.offload_optimizer=false").code == 0
@@ -292,16 +294,18 @@ def test_four_lines_come_first_and_fit_80_columns(fourfold, monkeypatch) -> None
         lines = text.splitlines()
         assert max(map(len, lines)) <= 80
         assert [line.split()[0] for line in lines[:4]] == ["memory", "step", "time", "change"]
-        assert not lines[4]
-        assert ("DOES NOT FIT" in lines[0]) != found["fits"]
+        assert "" in lines[4:12]
+        assert ("too much" in lines[0]) != found["fits"]
+        assert f"fit ({math.floor(100 * found['fit']['probability'])} %)" in lines[0].lower().replace("fits", "fit")
         assert (
-            f"MFU {100 * found['mfu']:.1f} %, {found['tokens_per_second_per_device']:.4g} tokens/s/device" in lines[1]
+            f"MFU {100 * found['mfu']:.1f} %, {format_figure(found['tokens_per_second_per_device'])} tokens/s/device"
+            in lines[1]
         )
         compute, exposed = (
             float(re.search(rf"{what} (-?[0-9.]+) %", lines[2])[1]) for what in ("compute", "exposed comm")
         )
-        assert lines[2].endswith(f"bubble {100 * found['bubble_fraction']:.1f} %")
-        assert compute + exposed + 100 * found["bubble_fraction"] == pytest.approx(100, abs=0.15)
+        assert f"bubble {100 * found['bubble_fraction']:.1f} %" in lines[2]
+        assert compute + exposed + 100 * found["waiting_fraction"] == pytest.approx(100, abs=0.15)
 
 
 def test_tables_are_shortened_and_not_broken_at_80_columns(fourfold, monkeypatch) -> None:
@@ -341,3 +345,44 @@ def test_an_open_dp_shard_fills_the_cluster_as_far_as_the_batch_divides(fourfold
     assert "2 of 8 devices: layout.dp_shard=8 with batch.global_sequences=16 uses all" in found["idle"]
     shown = fourfold("show", "run.toml", "--cluster", "dgx-h100:8")
     assert "6 ranks: dp_shard 6" in shown.out
+
+
+def test_devices_that_are_rented_and_idle_stand_in_the_first_lines_and_in_the_cost(fourfold) -> None:
+    words = ("preset:llama3-70b", "--tokens", "1T", "--price", "2")
+    few = fourfold("simulate", *words, "--cluster", "dgx-h100:64")
+    many = fourfold("simulate", *words, "--cluster", "dgx-h100:512")
+    alone = fourfold("simulate", *words, "--cluster", "dgx-h100:512", "--ranks", "64")
+    assert (few.code, many.code, alone.code) == (0, 1, 0)
+    assert many.out.splitlines()[3].startswith("idle:   448 of 512 devices")
+    cost = [line for line in many.out.splitlines() if line.startswith("cost")]
+    assert len(cost) == 1
+    assert "for 512 rented devices, 448 of them idle" in " ".join(many.out.split())
+    runs = [
+        json.loads(fourfold("simulate", *words, "--cluster", name, *more, "--json").out)["run"]
+        for name, more in (("dgx-h100:64", ()), ("dgx-h100:512", ()), ("dgx-h100:512", ("--ranks", "64")))
+    ]
+    assert runs[1]["dollars"] == pytest.approx(8 * runs[0]["dollars"])
+    assert runs[2]["dollars"] == pytest.approx(runs[0]["dollars"])
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_devices_without_bf16_do_not_train_in_it(fourfold, command: str) -> None:
+    refused = fourfold(command, "preset:llama3-70b", "--cluster", "dgx-1-v100:64")
+    assert (refused.code, refused.out) == (2, "")
+    assert "NVIDIA V100 SXM2 32 GB has no bf16 (its formats: fp64, fp32, fp16)" in refused.err
+    assert fourfold("simulate", "preset:llama3-70b", "precision.compute=fp32", "--cluster", "dgx-1-v100:64").code in (
+        0,
+        1,
+    )
+
+
+@pytest.mark.parametrize("layout", [("layout=auto",), ("layout.pp=1", "layout.virtual_stages=1")])
+def test_a_layout_that_takes_all_devices_wants_to_know_how_many(fourfold, layout: tuple[str, ...], here) -> None:
+    text = '[model]\npreset = "tiny"\n[batch]\nglobal_sequences = 8\nsequence_length = 64\nsteps = 3\n'
+    (here / "open.toml").write_text(text)
+    for command in (("simulate",), ("job", "--as", "slurm")):
+        refused = fourfold(command[0], "open.toml", *layout, *command[1:], "--cluster", "dgx-h100")
+        assert refused.code == 2
+        assert "--cluster dgx-h100: of how many devices?" in refused.err
+    assert fourfold("simulate", "open.toml", "--cluster", "dgx-h100:8").code == 0
+    assert fourfold("simulate", "open.toml", "--cluster", "dgx-h100", "layout.dp_shard=4").code == 0, "it says how many"

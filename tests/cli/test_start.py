@@ -18,7 +18,8 @@ HEAVY |= {
 SIMULATES = {
     "cyclopts",
     "pydantic",
-    *(f"fourfold.{name}" for name in ("config", "model", "program", "cost", "simulate.step")),
+    *(f"fourfold.{name}" for name in ("config", "model", "program", "cost", "simulate.step", "plan")),
+    "numpy",  # neighbours are bounded in columns
 }
 
 

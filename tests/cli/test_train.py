@@ -31,7 +31,7 @@ def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, caps
     assert open_prepared(json.loads((OUT / "data.json").read_text())["prepared"]).vocab_size == 257
     for text in (
         "2.2500 nats per token",
-        "unigram entropy",
+        "unigram loss",
         "def f(x):",
         "runs/run",
         "fourfold sample",

@@ -91,7 +91,7 @@ def test_a_kind_that_took_longer_on_one_rank_is_named_with_that_rank(tmp_path: P
     assert first.seconds == pytest.approx(count * second / 4)
     text = "\n".join(comparison_lines(found))
     assert "largest differences\n  forward block" in text
-    assert "most on rank 3 (8 s more)" in text
+    assert "most on rank 3 (8.00 s more)" in text
     document = comparison_document(found)
     assert document["differences"][0]["kind"] == "forward block"
     assert len(document["ranks"]) == 4

@@ -26,7 +26,7 @@ def _lines(optimizer: Any, **layout: Any) -> list[str]:
     ("placement", "words"),
     [
         ("shard", "every rank orthogonalizes what it has parts of, "),
-        ("home", "GFLOP on the busiest in place of "),
+        ("owner", "GFLOP on the busiest in place of "),
     ],
 )
 def test_the_placement_and_its_reason_are_told(placement: Any, words: str) -> None:
@@ -46,8 +46,8 @@ def test_auto_says_what_decided() -> None:
 def test_a_plan_says_so_of_its_best_layout() -> None:
     asked = request(8, 16, optimizer=MuonSection(name="muon"))
     plan = make_plan(asked, budget=5.0, keep=1)
-    assert plan.closer is not None
-    text, lines = "\n".join(plan_lines(plan)), matrix_lines(plan.closer)
+    assert plan.best_step is not None
+    text, lines = "\n".join(plan_lines(plan)), matrix_lines(plan.best_step)
     assert len(lines) > 1
     assert "\n".join(lines) in text
 

@@ -1,5 +1,6 @@
 """Displays show what the run folder says, however it was written."""
 
+import io
 import json
 import time
 
@@ -167,3 +168,29 @@ def test_numbers_keep_three_digits() -> None:
     assert [format_seconds(s) for s in (0.25, 75, 4000, 200000)] == ["0.2 s", "1:15", "1:06:40", "2 d 07:33"]
     assert sparkline([3, 2, 1, float("nan")], 10) == "█▅▁"
     assert sparkline([], 10) == ""
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_figures_and_their_names_are_not_cut(tmp_path, width: int) -> None:
+    """The longest that there are; no sparkline where there is no room for it."""
+    seen = state(tmp_path, predicted_peak_bytes=888_888_888_888)
+    (tmp_path / "metrics.jsonl").write_text("".join(row(step, lr=1.5e-12, grad_norm=1234.5678) for step in range(30)))
+    (tmp_path / "events.jsonl").write_text(event("start"))
+    seen.refresh()
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render(seen, width))
+    text = console.export_text()
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    for name in (
+        "loss",
+        "validation loss",
+        "unigram loss",
+        "gradient norm",
+        "learning rate",
+        "MFU",
+        "communication",
+        "tokens seen",
+    ):
+        assert f" {name} " in text
+    assert ("▁" in text) == (width > 100)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
 from fourfold.config.run_file import apply_override, named_code
-from fourfold.hardware import Cluster, load_cluster
+from fourfold.hardware import Cluster, has_count, load_cluster, require_count
 from fourfold.launch.run_folder import RUN_FILE
 
 RunInput = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
@@ -40,7 +40,7 @@ def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:
     """The run with its overrides. Raises `UserError` naming the key and what is allowed."""
     texts = override_texts(overrides)
     if isinstance(run, str | os.PathLike):
-        return load_run(_run_file(Path(run)), texts)
+        return load_run(_run_file(Path(run)), texts, as_written=Path(run).is_dir())
     if isinstance(run, RunConfig):
         if not texts:
             return run
@@ -93,6 +93,17 @@ def _run_file(run: Path) -> Path:
 def cluster_name(cluster: ClusterInput) -> str:
     """The name that `[cluster]` of a run file states."""
     return cluster.key if isinstance(cluster, Cluster) else os.fspath(cluster)
+
+
+def is_counted(cluster: ClusterInput) -> bool:
+    """Whether somebody said how many devices the cluster has: one that was loaded has as many as it has."""
+    return isinstance(cluster, Cluster) or has_count(os.fspath(cluster))
+
+
+def check_counted(cluster: ClusterInput) -> None:
+    """Raises `UserError` where nobody did."""
+    if not isinstance(cluster, Cluster):
+        require_count(os.fspath(cluster))
 
 
 def loaded_cluster(cluster: ClusterInput) -> Cluster:

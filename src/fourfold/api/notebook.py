@@ -9,7 +9,7 @@ from fourfold.report.format_campaign import duration
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import KINDS, per_cent, seconds_text
 from fourfold.report.program_table import program_rows
-from fourfold.report.units import format_bytes, format_count, format_flops, sparkline
+from fourfold.report.units import format_bytes, format_count, format_figure, format_flops, sparkline
 
 if TYPE_CHECKING:
     from fourfold.api.planning import PlanResult
@@ -29,7 +29,7 @@ def plan_html(result: "PlanResult") -> str:
     rows = [(str(number), each) for number, each in enumerate(result.layouts, 1)]
     rows += [("heuristic baseline", plan.heuristic_baseline)] if plan.heuristic_baseline is not None else []
     cells = [
-        (name, seconds_text(each.seconds), f"{plan.tokens_per_second(each):.4g}", per_cent(plan.mfu(each)),
+        (name, seconds_text(each.seconds), format_figure(plan.tokens_per_second(each)), per_cent(plan.mfu(each)),
          format_bytes(each.memory_bytes), each.candidate.words())
         for name, each in rows
     ]  # fmt: skip
@@ -48,6 +48,7 @@ def simulation_html(result: "SimulationResult") -> str:
         "tokens/s": format_count(summary.tokens_per_second),
         "MFU": per_cent(summary.mfu),
         "pipeline bubble": per_cent(summary.bubble_fraction),
+        "imbalance": per_cent(summary.imbalance_fraction),
         "peak memory": f"{format_bytes(result.memory_bytes)} of {format_bytes(device.memory_bytes)}",
     }
     if result.campaign is not None:
@@ -55,7 +56,7 @@ def simulation_html(result: "SimulationResult") -> str:
     lines = [model_line(result.resolved), layout_line(result.resolved), f"{summary.devices:,} x {device.name}"]
     lines += [result.published.line(result.step_seconds)] if result.published is not None else []
     rows = [(kind, seconds_text(each), per_cent(each / summary.seconds)) for kind, each in summary.path.items()]
-    headline = "fits" if result.fits else "DOES NOT FIT"
+    headline = result.fit.phrase
     return _card(headline, lines, figures, _table(("critical path", "time", "of the step"), rows))
 
 

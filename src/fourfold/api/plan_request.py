@@ -10,14 +10,16 @@ from fourfold.api.inputs import (
     ClusterInput,
     Overrides,
     RunInput,
+    check_counted,
     cluster_name,
     loaded_cluster,
     override_texts,
     readable_config,
 )
 from fourfold.api.layout_overrides import split_overrides
-from fourfold.api.numbers import parse_number
+from fourfold.api.numbers import parse_length, parse_number
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
+from fourfold.config.presets import preset_of_hub
 from fourfold.config.run_file import apply_override, parse_run
 from fourfold.cost.masks import Windows
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
@@ -27,7 +29,7 @@ from fourfold.plan.batch import batch_sequences
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.plan.trainers import TRAINERS
-from fourfold.simulate.run_prices import OWN_SOFTWARE, SoftwareOverrides
+from fourfold.simulate.run_prices import OWN_SOFTWARE, SoftwareOverrides, check_compute
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
@@ -84,12 +86,13 @@ def read_request(options: Options) -> Asked:
     if named is None:
         raise UserError(f"--cluster is missing; allowed: a cluster file, or {', '.join(cluster_names())}")
     if sequence_length is not None:
-        length = int(parse_number(sequence_length, "--sequence-length", "8192", least=1, most=1e9))
+        length = parse_length(sequence_length, "--sequence-length")
     if length is None:
         raise UserError("--sequence-length is missing; a value that works: --sequence-length 8192")
     if batch_tokens is not None and sequences is not None and config is None:
         raise UserError("--batch-tokens and --batch-sequences both state the batch; give one of them")
     machine = loaded_cluster(named)
+    check_counted(named)
     if batch_tokens is not None:
         tokens_a_step = parse_number(batch_tokens, "--batch-tokens", "16M", least=1)
         sequences = batch_sequences(tokens_a_step, length, machine.devices)
@@ -110,6 +113,7 @@ def read_request(options: Options) -> Asked:
     precision, data = config.precision, config.data
     if dtype is not None:
         precision = precision.model_copy(update={"compute": dtype})
+    check_compute(precision.compute, machine)
     masks = (data.document_mask, data.document_tokens)
     trainer, own = TRAINERS[options.trainer or OWN_SOFTWARE], options.software_overrides
     software = options.software or (trainer.software if options.trainer else config.cluster.software)
@@ -201,7 +205,10 @@ def _fitting(asked: Asked, request: Request) -> ModelSection:
     section, model, windows = asked.run.model, request.model, request.windows
     folders = {key: _anywhere(value) for key in ("hf", "initial") if (value := getattr(section, key)) is not None}
     windowed = windows is not None and windows.tokens < request.sequence_length
-    if asked.near is not None or windowed or replace(asked.model, max_position=model.max_position) != model:
+    if asked.near is not None:
+        stands_for = {"nearest_to": asked.near.family, "lost": list(asked.near.differences)}
+        return model_section(model, None).model_copy(update=stands_for)
+    if windowed or replace(asked.model, max_position=model.max_position) != model:
         return model_section(model, None)
     longer = {"max_position": model.max_position} if model.max_position != asked.model.max_position else {}
     return section.model_copy(update=folders | longer)
@@ -212,8 +219,15 @@ def _anywhere(path: str) -> str:
 
 
 def _section(name: str) -> ModelSection:
-    """A preset, or the folder of a config.json."""
+    """A preset, by its own name or the Hugging Face hub's, or the folder of a config.json. Raises `UserError` for a path or a name
+    of the hub that leads to neither."""
     path = Path(name)
     if path.name == "config.json" and path.is_file():
         return ModelSection(hf=str(path.parent))
-    return ModelSection(hf=name) if path.is_dir() else ModelSection(preset=name)
+    if path.is_dir():
+        return ModelSection(hf=name)
+    if (preset := preset_of_hub(name)) is not None:
+        return ModelSection(preset=preset)
+    if "/" in name or name.endswith(".json"):
+        raise UserError(f"--model {name}: no such file or folder; allowed: a folder with a config.json, or a preset")
+    return ModelSection(preset=name)

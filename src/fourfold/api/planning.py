@@ -2,30 +2,37 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from fourfold.api.inputs import ClusterInput, Number, Overrides, RunInput, check_word
 from fourfold.api.numbers import parse_number
 from fourfold.api.plan_request import Asked, Options, model_notes, planned_run, read_request
+from fourfold.api.simulation import simulate
 from fourfold.api.software import software_overrides_of
 from fourfold.config import RunConfig, UserError
 from fourfold.config.schema import GemmDtype
+from fourfold.cost.fitted import framework_of
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced
-from fourfold.plan.request import MEMORY_SHARE, Request
+from fourfold.plan.request import SAFE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET, Progress
+from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_plan import plan_document
 from fourfold.report.simulation_document import campaign_document
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.collection import without_collection
+from fourfold.simulate.run_prices import OWN_SOFTWARE
+from fourfold.simulate.summary import MEMORY_SHARE
 
-Objective = Literal["throughput", "cost", "devices", "context", "model"]
+Objective = Literal["fastest", "safest", "cheapest", "devices", "context", "model"]
 Trainer = Literal["fourfold", "megatron", "torchtitan", "deepspeed"]
 Dtype = Literal["bf16", "fp32"]
+COMPARED = ("fourfold", "megatron", "torchtitan")
+"""Software that the best layout is priced under beside its own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,8 +55,9 @@ class PlanResult:
 
     @property
     def layouts(self) -> tuple[Priced, ...]:
-        """The layouts that fit, fastest first. Each has `candidate` (its degrees), `seconds` of a step and `memory_bytes` of the
-        fullest device."""
+        """The layouts that are likely to fit, the fastest first; of those that are as fast to a per cent for each feature beyond
+        the plain ones, the plainer. Each has `candidate` (its degrees), `seconds` of a step and `memory_bytes` of the fullest
+        device."""
         return self.found.found.best
 
     @property
@@ -70,12 +78,34 @@ class PlanResult:
             raise UserError("the plan found no layout that fits, so it has no run; what works: a larger cluster")
         return planned_run(self.asked, self.request, chosen.candidate, self.tokens)
 
+    def elsewhere(self) -> list[tuple[str, float | None]]:
+        """Other software, and the seconds of a step of the best layout under it; None where that cannot run the layout. Empty where
+        the step depends on more than software: matmuls in 8 bits, a model that is planned as the nearest, a block of one's own."""
+        request, best = self.request, self.best
+        is_own = self.asked.near is None and request.model.block is None
+        if best is None or not is_own or request.template.matmul_format != request.template.dtype:
+            return []
+        found: list[tuple[str, float | None]] = []
+        for name in COMPARED:
+            if name == framework_of(request.software.name):
+                continue
+            runs = (
+                TRAINERS[name].permits(request, best.candidate)
+                and not best.candidate.activations
+                and not best.candidate.offload_optimizer
+            )
+            step = (
+                simulate(self.run(), cluster=request.cluster, software=name) if runs or name == OWN_SOFTWARE else None
+            )
+            found.append((name, step.step_seconds if step is not None else None))
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """The document of `fourfold plan --json`; units are in the keys."""
         document = plan_document(self.found)
         document["trainer"] = self.trainer
         document["run"] = campaign_document(self.training) if self.training is not None else None
-        document["objective"] = {"name": self.objective, "said": list(self.searched)}
+        document["objective"] = {"name": self.objective, "lines": list(self.searched)}
         document["notes"] = self.notes
         return document
 
@@ -106,7 +136,7 @@ def plan(
     gemm_dtype: GemmDtype | None = None,
     context_bytes: Number | None = None,
     fragmentation: float | None = None,
-    objective: Objective = "throughput",
+    objective: Objective = "fastest",
     tokens: Number | None = None,
     deadline_days: float | None = None,
     price: Number | None = None,
@@ -142,7 +172,8 @@ def plan(
         Options(run, overrides, name, cluster, *batch, dtype, software, for_, memory_share, software_overrides, trust)
     )
     length = _training_run(objective, tokens, price, failure_hours)
-    aim = _aimed(asked.request, objective, length, deadline_days, budget, progress)
+    request = asked.request if objective != "safest" else replace(asked.request, most_risk=SAFE)
+    aim = _aimed(request, objective, length, deadline_days, budget, progress)
     plans, settled = dict[int, Plan](), False
     while not settled:
         request = aim.request
@@ -192,12 +223,14 @@ def _aimed(
         return longest(request, budget, progress)
     if objective == "model":
         return largest(request, budget, progress)
-    if length is None or objective == "throughput":
+    if length is None or objective in ("fastest", "safest"):
         return Aim(request)
     if objective == "devices":
         return fewest(request, length, _deadline(deadline_days), budget, progress)
     if length.dollars_per_device_hour is None and request.cluster.dollars_per_device_hour is None:
-        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
+        raise UserError(
+            f"--objective cheapest: the cluster {request.cluster.key} states no price; what works: --price 2.5"
+        )
     return cheapest(request, length, budget, progress)
 
 
@@ -206,7 +239,7 @@ def _training_run(
 ) -> TrainingRun | None:
     """The run whose length and cost are asked for. Raises `UserError` where its tokens are missing."""
     if tokens is None:
-        if objective in ("cost", "devices"):
+        if objective in ("cheapest", "devices"):
             raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
         for option, value in (("--price", price), ("--failure-hours", failure_hours)):
             if value is not None:

@@ -1,18 +1,24 @@
 """`fourfold.simulate`: a step of a run on a cluster, predicted, and the length and cost of the run."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fourfold.api.advice import advice_of
 from fourfold.api.inputs import (
     ClusterInput,
     Number,
     Overrides,
     RunInput,
+    check_counted,
     cluster_name,
+    is_counted,
     loaded_cluster,
     on_cluster,
+    override_texts,
     readable_config,
 )
 from fourfold.api.numbers import parse_number
@@ -24,6 +30,9 @@ from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
+from fourfold.plan.advice import Advice
+from fourfold.report.fit import Fit, fit_of
+from fourfold.report.format_advice import advice_document
 from fourfold.report.format_nearest import nearest_document
 from fourfold.report.simulation_document import simulation_document
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
@@ -34,6 +43,7 @@ from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.published import PublishedStep, published_step
 from fourfold.simulate.run_prices import (
     SoftwareOverrides,
+    check_compute,
     check_devices,
     executed_precision,
     idle_devices,
@@ -49,7 +59,8 @@ from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 class SimulationResult:
     """A predicted step. `summary`: its figures, by rank and kind too. `campaign`: length and cost of the run, where its tokens are
     known. `published`: the literature's figure beside it. `idle`: devices that the layout leaves idle, and what would use them.
-    `stated`: assumptions of the campaign that were given. `checks`: prices of the run's checks for silent corruption."""
+    `stated`: assumptions of the campaign that were given. `checks`: prices of the run's checks for silent corruption. `again`:
+    simulates the same with more overrides."""
 
     resolved: ResolvedRun
     cluster: Cluster
@@ -59,6 +70,13 @@ class SimulationResult:
     idle: str | None
     stated: frozenset[str]
     checks: tuple[CheckPrice, ...] = ()
+    again: Callable[[Sequence[str]], "SimulationResult"] | None = None
+
+    @cached_property
+    def advice(self) -> Advice | None:
+        """Single changes of the layout that help, each simulated; None where the planner has no words for the layout. Takes some
+        seconds for a long pipeline."""
+        return advice_of(self)
 
     @property
     def step_seconds(self) -> float:
@@ -84,14 +102,20 @@ class SimulationResult:
         """Whether the fullest device holds its peak."""
         return self.summary.fits
 
+    @property
+    def fit(self) -> Fit:
+        """Whether it fits, in a word that follows the probability, and the probability."""
+        return fit_of(self.summary)
+
     def write_trace(self, path: str | Path) -> str:
         """Writes the simulated step for ui.perfetto.dev; what was written, in a line. Raises `UserError`."""
         shown, cut = step_for_trace(self.resolved.spec, self.summary.step)
         events = write_trace(shown, Path(path))
         return f"trace of {events} events written to {path}; open it at ui.perfetto.dev{cut}"
 
-    def to_json(self, memory_curves: bool = False) -> dict[str, Any]:
-        """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step."""
+    def to_json(self, memory_curves: bool = False, advice: bool = True) -> dict[str, Any]:
+        """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step. `advice`:
+        with changes that help, which takes longer than the rest."""
         document = simulation_document(self.summary, self.campaign, memory_curves)
         published = None if self.published is None else self.published.document(self.step_seconds)
         return {
@@ -101,13 +125,13 @@ class SimulationResult:
             "idle": self.idle,
             "published": published,
             "checks": [asdict(check) for check in self.checks],
+            **({"advice": advice_document(self.advice, self.summary)} if advice else {}),
         }
 
     def __repr__(self) -> str:
-        fits = "fits" if self.fits else "does not fit"
         return (
             f"SimulationResult({self.cluster.key}: {self.step_seconds:.4g} s a step, MFU {100 * self.mfu:.1f} %, "
-            f"{self.memory_bytes / 1e9:.3g} GB a device, {fits})"
+            f"{self.memory_bytes / 1e9:.3g} GB a device, {self.fit.phrase})"
         )
 
     def _repr_html_(self) -> str:
@@ -146,7 +170,8 @@ def simulate(
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     resolved, machine, prices = priced_run(config, cluster, ranks, software, software_overrides)
     is_as_published = not overrides and (cluster is None or cluster_name(cluster) == config.cluster.preset)
-    idle = idle_devices(resolved.layout, config.batch.global_sequences, machine) if ranks is None else None
+    rents_all = ranks is None and is_counted(_cluster(config, cluster))
+    idle = idle_devices(resolved.layout, config.batch.global_sequences, machine) if rents_all else None
     given = {
         "checkpoint_seconds": checkpoint_seconds,
         "restart_seconds": restart_seconds,
@@ -161,10 +186,17 @@ def simulate(
     length = None
     if wanted is not None:
         step, devices = (wanted, summary.tokens, summary.seconds), resolved.layout.world_size
-        length = campaign(*step, devices, machine.node_devices, assumptions)
+        rented = machine.devices if idle is not None else devices
+        length = campaign(*step, devices, machine.node_devices, assumptions, rented)
+
+    def again(more: Sequence[str]) -> SimulationResult:
+        options = {"cluster": cluster, "ranks": ranks, "software": software, "gemm_dtype": gemm_dtype}
+        sizes = {"context_bytes": context_bytes, "fragmentation": fragmentation}
+        return simulate(run, (*override_texts(overrides), *more), **options, **sizes, trust=trust)  # type: ignore[arg-type]
+
     stated = frozenset(name for name, value in given.items() if value is not None)
     checks = tuple(check_prices(summary.step, resolved.spec, config.faults, config.checkpoint.memory_every_steps))
-    return SimulationResult(resolved, machine, summary, length, published, idle, stated, checks)
+    return SimulationResult(resolved, machine, summary, length, published, idle, stated, checks, again)
 
 
 def priced_run(
@@ -180,12 +212,15 @@ def priced_run(
     software_overrides = software_overrides.of_run(config.cluster, software)
     machine = loaded_cluster(where)
     config = on_cluster(config, where)
+    check_compute(config.precision.compute, machine)
     precision, software_overrides = executed_precision(config.precision, machine, software, software_overrides)
     config = config.model_copy(update={"precision": precision})
     vocabulary = stated_vocab_size(config.model, config.data)
     model = resolve_model(config.model, vocabulary)
     check_layers(model)
     wanted_ranks = ranks if ranks is not None else filling_ranks(config, model, machine.devices)
+    if ranks is None and (config.layout.auto or config.layout.dp_shard is None):
+        check_counted(where)
     resolved = resolve_run(config, wanted_ranks, vocabulary, transport_on(machine))
     check_devices(resolved.layout, machine)
     prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)

@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from fourfold.api.numbers import parse_number
+from fourfold.cli.calibrate_device import calibrate_device, say_if_busy
 from fourfold.cli.options import Flag, check_new_file, print_json, write_new_file
 from fourfold.config import UserError
 from fourfold.hardware import parse_cluster
@@ -67,8 +68,6 @@ def calibrate(
     check_new_file(out, f"{name}.toml", f"{out.stem}-2.toml", ".toml")
     require_packages("calibrate", "torch")
     if device is not None:
-        from fourfold.cli.calibrate_device import calibrate_device
-
         with stopped_by_signals():
             return calibrate_device(device, counts[0], budget, dtype, out, num_cores(), json)
     return _calibrate_machine(counts, budget, dtype, out, json)
@@ -93,6 +92,7 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
 
     say = partial(print, file=sys.stderr if json else sys.stdout, flush=True)
     cores = num_cores()
+    say_if_busy()
     with stopped_by_signals():
         found = measure_machine(counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, account, say)
     memory = torch.cuda.get_device_properties(0).total_memory if devices else memory_bytes() or 10**9

@@ -1,5 +1,6 @@
 """`fourfold calibrate --device`: measures one device and writes its file."""
 
+import os
 import platform
 import sys
 import tomllib
@@ -10,8 +11,23 @@ from fourfold.calibrate.budget import Shares
 from fourfold.cli.options import print_json, write_new_file
 from fourfold.config import UserError
 from fourfold.hardware import parse_device
-from fourfold.launch.machine import memory_bytes
+from fourfold.launch.machine import busy_cores, memory_bytes
 from fourfold.report.format_device import device_text, document, screen
+
+BUSY_CORES = 0.25
+"""Cores that others keep busy from which on it is said before anything is measured."""
+
+
+def say_if_busy() -> None:
+    """A line where other processes compute on this machine, whose rates would then be those that they leave."""
+    others = busy_cores()
+    if others is not None and others >= BUSY_CORES:
+        print(
+            f"note: other processes keep {others:.1f} of {os.cpu_count()} cores busy: what is measured now is what they leave; "
+            "stop them, and calibrate again when the machine is quiet",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: Path, cores: int, json: bool) -> int:
@@ -27,6 +43,7 @@ def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: P
         raise UserError(
             f"--device cuda: torch {torch.__version__} finds no CUDA device here; a value that works: --device cpu"
         )
+    say_if_busy()
     threads = max(1, cores // ranks)
     share = f"{threads} of {cores} cores" if threads < cores else f"{cores} cores"
     name = torch.cuda.get_device_name(0) if device == "cuda" else f"{platform.node() or 'this machine'}, {share}"

@@ -112,7 +112,7 @@ def _simulated(
         found = predict(Path(source), keys, cluster=cluster, software=software, tokens=tokens, price=price)
     except UserError as error:
         raise UserError("\n".join(f"{' '.join([source, *keys])}: {line}" for line in str(error).splitlines())) from None
-    return found.to_json()
+    return found.to_json(advice=False)
 
 
 def _document_sides(source: str, every: bool) -> list[Side]:

@@ -9,13 +9,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fourfold.cli.options import Repeated, check_new_file, write_new_file
+from fourfold.cli.options import AS_NEAREST, Flag, Repeated, check_new_file, write_new_file
 from fourfold.config import RunConfig, UserError, dump_run, load_run, num_steps
 from fourfold.config.presets import RUN_PRESET
-from fourfold.hardware import THIS, Cluster, is_path, load_cluster
+from fourfold.hardware import THIS, Cluster, is_path, load_cluster, require_count
 from fourfold.jobs import TARGETS, Job, Site, Target
 from fourfold.jobs.job import devices_of_node, divide, job_name, paths_of
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
+from fourfold.launch.undecided import require_decided, require_itself
 
 
 def job(
@@ -36,6 +37,7 @@ def job(
     namespace: str | None = None,
     infra: str | None = None,
     accelerator: str | None = None,
+    as_nearest: Flag = False,
     out: Path | None = None,
 ) -> int:
     """Write a run as a job: an sbatch script, a TrainJob of Kubeflow Trainer, or a SkyPilot task. Needs no torch.
@@ -77,9 +79,12 @@ def job(
         SkyPilot's cloud, as cloud/region/zone, or k8s.
     accelerator
         SkyPilot's name of the devices. Default: that of the cluster's devices.
+    as_nearest
+        Submit a run file whose model only stands for another (model.nearest_to).
     out
         The file to write. Default: it is printed.
     """
+    overrides = (*overrides, AS_NEAREST) if as_nearest else overrides
     target = TARGETS[as_]
     site = Site(tuple(setup or ()), partition, account, time, image, storage, namespace, infra, accelerator)
     target.check(as_, site)
@@ -116,7 +121,8 @@ def _written(
 ) -> tuple[Job, RunConfig]:
     config = load_run(run, overrides)
     num_steps(config)
-    return _job(run, overrides, config, cluster, nodes, devices_per_node, _folder(folder, target)), config
+    written = _job(run, overrides, config, cluster, nodes, devices_per_node, _folder(folder, target))
+    return written, load_run(run, overrides, as_written=True)
 
 
 def _job(
@@ -136,9 +142,12 @@ def _job(
     devices = devices_per_node or (devices_of_node(machine) if machine is not None else 1)
     ranks = nodes * devices if nodes is not None else machine.devices if machine is not None else None
     fills = config.layout.dp_shard is None
-    world = resolve_run(
-        config, ranks if fills else None, stated_vocab_size(config.model, config.data)
-    ).layout.world_size
+    if fills and nodes is None and machine is not None:
+        require_count(cluster or config.cluster.preset)
+    resolved = resolve_run(config, ranks if fills else None, stated_vocab_size(config.model, config.data))
+    require_itself(config)
+    require_decided(config, resolved.model)
+    world = resolved.layout.world_size
     if ranks is not None and (world > ranks or (nodes is not None and world != ranks)):
         raise UserError(
             f"the layout has {world} ranks, the nodes have {ranks}; leave layout.dp_shard out to take all, or state --nodes "
@@ -150,7 +159,7 @@ def _job(
         program=_program(),
         run_file=str(run) if str(run).startswith(RUN_PRESET) else os.path.abspath(run),
         overrides=overrides,
-        run_text=dump_run(load_run(run, overrides), brief=True),
+        run_text=dump_run(load_run(run, overrides, as_written=True), brief=True),
         folder=folder,
         nodes=count,
         ranks_per_node=each,

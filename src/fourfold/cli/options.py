@@ -15,6 +15,8 @@ from fourfold.config.whole_file import write_whole
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Repeated = Annotated[list[str] | None, Parameter(negative=())]
+AS_NEAREST = "model.as_nearest=true"
+"""The override that --as-nearest stands for."""
 
 
 def print_json(document: dict[str, Any]) -> None:

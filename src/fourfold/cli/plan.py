@@ -1,6 +1,5 @@
 """`fourfold plan`: the layout to run, how fast it will be, and why the others lose."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,15 +14,20 @@ from fourfold.config import RunConfig, UserError, dump_run
 from fourfold.config.schema import GemmDtype
 from fourfold.export import EXPORTS, Export, TrainerJob
 from fourfold.jobs import TARGETS
+from fourfold.launch.undecided import require_decided, require_itself, undecided
 from fourfold.plan.pricing import candidate_spec
-from fourfold.plan.request import MEMORY_SHARE
+from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET
 from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines
+from fourfold.report.plan_screen import screen_lines
 from fourfold.report.screen import print_screen
 from fourfold.simulate.collection import without_collection
+from fourfold.simulate.summary import MEMORY_SHARE
+
+NEXT = "next     --out run.toml: row 1 as a run file for fourfold job; --verbose: all figures"
 
 
 @without_collection()
@@ -41,7 +45,7 @@ def plan(
     gemm_dtype: GemmDtype | None = None,
     context_bytes: str | None = None,
     fragmentation: float | None = None,
-    objective: Literal["throughput", "cost", "devices", "context", "model"] = "throughput",
+    objective: Literal["fastest", "safest", "cheapest", "devices", "context", "model"] = "fastest",
     tokens: str | None = None,
     deadline_days: float | None = None,
     price: str | None = None,
@@ -57,6 +61,7 @@ def plan(
     budget: float = BUDGET,
     memory_share: float = MEMORY_SHARE,
     trust: Flag = False,
+    verbose: Flag = False,
     json: Flag = False,
 ) -> int:
     """Find the fastest layout of a model on a cluster, by simulating the programs that would run; without torch or the cluster.
@@ -71,13 +76,15 @@ def plan(
         Keys of the run file, as section.key=value. Those of [layout] hold the search to a value or several: layout.tp=8,
         layout.pp=2,4; layout.overlap_experts, layout.offload_optimizer (true or false) and layout.offload=none to one.
     model
-        A preset, or a folder or file of a Hugging Face config.json, of any decoder whose layers are attention and feed-forward.
+        A preset, by its own name or the Hugging Face hub's, or a folder or file of a config.json, of any decoder whose layers are
+        attention and feed-forward.
     cluster
         NAME, NAME:DEVICES or a cluster file. Default: the run file's [cluster] preset.
     sequence_length
-        Tokens of a sequence, for example 8192 or 8k (8,000).
+        Tokens of a sequence, for example 8192, or 128k (131,072).
     batch_tokens
-        Tokens of a step, for example 16M: the nearest number of sequences that layouts can divide is taken.
+        Tokens of a step, for example 16M (16,000,000; 16Mi is 2^24): the nearest number of sequences that layouts can divide is
+        taken.
     batch_sequences
         Sequences of a step, instead.
     dtype
@@ -92,8 +99,9 @@ def plan(
     fragmentation
         What the allocator reserves beyond what is live, as a share. Default: the software's.
     objective
-        throughput: all devices. cost: the number of devices that makes --tokens cheapest. devices: the fewest that train --tokens
-        within --deadline-days. context: the longest sequence that fits. model: the largest of the given one's
+        fastest: the fastest layout of all devices that fits surely or likely. safest: the fastest that hardly ever runs out of
+        memory. cheapest: the number of devices that makes --tokens cheapest. devices: the fewest that train --tokens within
+        --deadline-days. context: the longest sequence that fits. model: the largest of the given one's
         proportions that fits.
     tokens
         How many tokens the training run trains on, for example 15T: prints its days, cost and goodput.
@@ -120,6 +128,8 @@ def plan(
         Of a device's memory that a layout may fill.
     trust
         Import the Python code that the run names (layout.schedule, model.block = python:...). train imports it in any case.
+    verbose
+        Print all figures: what the first layout spends its time, network and memory on, every layout, what was left out.
     json
         Print one JSON document and nothing else.
     """
@@ -158,13 +168,21 @@ def plan(
         )
     request, training = planned.request, planned.training
     result, notes, best = planned.found, planned.notes, planned.best
-    written = out if best is not None else None
-    if written is not None:
-        _write(written, result, planned.run(), notes)
-    exported = None
-    if best is not None and as_ in EXPORTS:
-        exported = EXPORTS[as_](TrainerJob(request, best.candidate, planned.run()))
-    elif written is not None and as_ is not None:
+    written, left, exported = out if best is not None else None, list[str](), None
+    if best is not None:
+        first = planned.run()
+        left = _left_open(first, request)
+        if as_ in EXPORTS:
+            require_decided(first, request.model, ("optimizer",))
+            exported = EXPORTS[as_](TrainerJob(request, best.candidate, first))
+            lost = [f"{first.model.nearest_to}: {each}" for each in first.model.lost]
+            exported = exported._replace(left_out=[*lost, *exported.left_out])
+        elif as_ is not None:
+            require_itself(first)
+            require_decided(first, request.model)
+        if written is not None:
+            _write(written, result, first, [*notes, *left])
+    if written is not None and as_ in TARGETS:
         exported = Export(*job_text(written, as_))
     if json:
         document = planned.to_json()
@@ -175,21 +193,23 @@ def plan(
         print_json(document)
         return 0 if best is not None else 1
     lines = [*notes, *planned.searched]
-    print_screen([*lines, *([""] if lines else []), *plan_lines(result)])
-    if training is not None and best is not None:
-        stated = candidate_spec(request, best.candidate).checkpoint_bytes
-        print_screen(["", *campaign_lines(training, stated)])
+    lines += [""] if lines else []
+    if verbose or best is None:
+        print_screen([*lines, *plan_lines(result)])
+        if training is not None and best is not None:
+            stated = candidate_spec(request, best.candidate).checkpoint_bytes
+            print_screen(["", *campaign_lines(training, stated)])
+    else:
+        print_screen([*lines, *screen_lines(result, training, planned.elsewhere())])
+        if written is None and exported is None:
+            print_screen(["", NEXT])
     if exported is not None and as_ is not None and best is not None:
         print(f"\nas {as_}:\n\n{exported.text}\n")
         missing = [f"  - {each}" for each in exported.left_out]
         head = "what it cannot express:" if as_ in EXPORTS else "what it needs:"
         print("\n".join([head, *missing] if missing else []))
         trainer = TRAINERS.get(as_)
-        if (
-            trainer is not None
-            and for_ != as_
-            and not replace(request, constraints=trainer.constraints).permits(best.candidate)
-        ):
+        if trainer is not None and for_ != as_ and not trainer.permits(request, best.candidate):
             print(
                 f"{trainer.title} cannot run this layout; what works: --for {as_}, which searches only those that it can"
             )
@@ -197,11 +217,18 @@ def plan(
         chosen = software or (TRAINERS[for_].software if for_ else None)
         again = repeated(chosen, gemm_dtype, context_bytes, fragmentation)
         print(f"\nwritten to {written}; use it as: fourfold simulate {written}{again}")
+        print_screen(left)
     return 0 if best is not None else 1
+
+
+def _left_open(run: RunConfig, request: Request) -> list[str]:
+    """A line on what a large run leaves to defaults, which `fourfold job` and `train` do not take."""
+    found = undecided(run, request.model)
+    return [f"before it trains, state {', '.join(each.key for each in found)}"] if found else []
 
 
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
     lines = [format_best_layout(result), *notes]
     if run.batch.steps is None and run.batch.tokens is None:
-        lines.append("To train with it, state [data], and batch.steps or batch.tokens.")
+        lines.append("To train with it, state batch.steps or batch.tokens.")
     write_new_file(out, "".join(f"# {line}\n" for line in lines) + dump_run(run, brief=True))

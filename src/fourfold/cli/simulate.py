@@ -6,6 +6,7 @@ from fourfold.api.simulation import SimulationResult
 from fourfold.api.simulation import simulate as predict
 from fourfold.cli.options import Flag, check_pp_rank, print_json
 from fourfold.config.schema import GemmDtype
+from fourfold.report.format_advice import advice_lines
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_interval import interval_lines
 from fourfold.report.format_matrices import matrix_lines
@@ -135,7 +136,8 @@ def _text(found: SimulationResult, pp_rank: int | None, memory: bool) -> list[st
     software = format_software(summary.step.simulation.prices)
     lines = [
         *verdict_lines(summary),
-        *(["", f"idle: {found.idle}"] if found.idle is not None else []),
+        *([f"idle:   {found.idle}"] if found.idle is not None else []),
+        *advice_lines(found.advice, summary),
         "",
         model_line(resolved),
         layout_line(resolved),

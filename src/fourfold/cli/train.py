@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fourfold.cli.options import Flag
+from fourfold.cli.options import AS_NEAREST, Flag
 from fourfold.config import load_run
 from fourfold.launch.external import Member, member_of, with_master
 from fourfold.train.fork_server import Started, end_server, start_server
@@ -46,6 +46,7 @@ def train(
     ranks: int | None = None,
     out: Path | None = None,
     change: Flag = False,
+    as_nearest: Flag = False,
     rehearse: Flag = False,
     spares: int = 0,
     nodes: int | None = None,
@@ -70,6 +71,8 @@ def train(
         The run's folder. Default: runs/NAME for a run file NAME.toml.
     change
         Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4.
+    as_nearest
+        Train a run file whose model only stands for another (model.nearest_to).
     rehearse
         Start nothing. Run one step of every class of ranks as if on CUDA devices, on tensors without data, and print what each
         pipeline rank allocates, sends and launches. Needs no device and no corpus. Exit code 1 where a device would reject it.
@@ -82,6 +85,7 @@ def train(
     master
         HOST:PORT at which the machines reach the one that leads.
     """
+    overrides = (*overrides, AS_NEAREST) if as_nearest else overrides
     if rehearse:
         return _rehearse(run, overrides, ranks)
     load_run(run, overrides)  # a mistake in it starts nothing

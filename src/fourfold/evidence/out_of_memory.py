@@ -41,8 +41,9 @@ class OutOfMemory:
 
 
 def out_of_memory(prices: Prices) -> OutOfMemory | None:
-    """For software that published runs inform, or for any other. None on a machine that was measured, as of `interval`."""
-    if prices.cluster.calibration:
+    """For software that published runs inform, or for any other. None on a machine that was measured and on a processor, as of
+    `interval`."""
+    if prices.cluster.calibration or prices.cluster.device.units is None:
         return None
     names = "named" if is_named(prices.software.name) else "unnamed"
     return OutOfMemory(**evidence_table()["out_of_memory"][names])

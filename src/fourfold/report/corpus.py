@@ -88,7 +88,7 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
         *lines,
         f"tokens            {summary['train_tokens']:,} to train on, {summary['validation_tokens']:,} for validation",
         f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
-        f"unigram entropy   {entropy}: the loss of knowing only how often each token occurs",
+        f"unigram loss      {entropy}: that of knowing only how often each token occurs",
         f"corpus id         {summary['corpus_id']}",
         f"prepared          {summary['prepared']}",
         "",

@@ -52,7 +52,7 @@ def _short(path: Path) -> str:
 
 
 def final_lines(state: RunState, command: Command, report: str) -> list[str]:
-    """The validation loss beside the corpus's unigram entropy, the sample, the next commands, the folder, and the file to open.
+    """The validation loss beside the loss of a unigram model, the sample, the next commands, the folder, and the file to open.
     `report`: the run's page, or why there is none."""
     info = state.info
     lines = []
@@ -61,7 +61,7 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
         lines.append(f"validation loss  {format_nats(validation[0], info.bytes_per_token)}")
     if info.unigram_entropy_nats is not None:
         entropy = format_nats(info.unigram_entropy_nats, info.bytes_per_token)
-        lines.append(f"unigram entropy  {entropy} (knowing only how often each token occurs)")
+        lines.append(f"unigram loss     {entropy} (knowing only how often each token occurs)")
     tokens = state.number("tokens")
     if tokens is not None:
         lines.append(f"trained on       {format_count(tokens)} tokens in {state.step} steps")

@@ -2,7 +2,7 @@
 
 from math import isfinite
 
-from fourfold.report.units import format_bytes, format_count
+from fourfold.report.units import format_bytes, format_count, format_dollars, three_digits
 from fourfold.simulate.campaign import Campaign, Goodput
 
 DAY = 86400.0
@@ -13,7 +13,7 @@ def duration(seconds: float) -> str:
     for unit, length in (("days", DAY), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.1f} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{three_digits(seconds)} s"
 
 
 def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset()) -> list[str]:
@@ -30,7 +30,9 @@ def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset
         lines += _failure_lines(run, state, stated)
     price = run.assumptions.dollars_per_device_hour
     if run.dollars is not None and isfinite(run.dollars):
-        lines.append(f"cost       ${run.dollars:,.{0 if run.dollars >= 100 else 2}f} at ${price:g} a device hour")
+        idle = f", for {run.rented:,} rented devices, {run.rented - run.devices:,} of them idle"
+        rented = idle if run.rented > run.devices else ""
+        lines.append(f"cost       {format_dollars(run.dollars)} at ${price:g} a device hour{rented}")
     if run.joules is not None and isfinite(run.joules):
         lines.append(
             f"energy     {_energy(run.joules)} at {run.assumptions.watts_per_device:g} W a device, the whole system's share"

@@ -36,17 +36,17 @@ def _placed(spec: StepSpec, flat: FlatLayout) -> str:
     plan = placement(spec, flat)
     spread = f"{plan.spread_work.flops / 1e9:.4g} GFLOP"
     if not plan.homes:
-        why = "home ranks save less than sending results costs"
+        why = "owner ranks save less than sending results costs"
         if spec.optimizer.placement == "shard":
             why = "optimizer.placement = shard"
         elif not spec.layout.active(("dp_replicate", "dp_shard", "cp", "tp")):
             why = "there is one rank"
         return f"every rank orthogonalizes what it has parts of, {spread} on the busiest: {why}"
     why = (
-        "saves more than sending results costs" if spec.optimizer.placement == "auto" else "optimizer.placement = home"
+        "saves more than sending results costs" if spec.optimizer.placement == "auto" else "optimizer.placement = owner"
     )
     size = format_bytes(unit_bytes(spec, "homes", flat))
     return (
-        f"home ranks over {axes_name(plan.homes)}, {plan.work.flops / 1e9:.4g} GFLOP on the busiest in place of {spread}, "
+        f"owner ranks over {axes_name(plan.homes)}, {plan.work.flops / 1e9:.4g} GFLOP on the busiest in place of {spread}, "
         f"{size} of results gathered: {why}"
     )

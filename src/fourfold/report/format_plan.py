@@ -7,9 +7,11 @@ from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
+from fourfold.report.fit import fit_of_priced
+from fourfold.report.format_advice import advice_document, advice_lines
 from fourfold.report.format_interval import interval_lines, interval_of
 from fourfold.report.format_matrices import matrix_lines
-from fourfold.report.format_outlook import less_sure, outlook_lines
+from fourfold.report.format_outlook import format_behind, outlook_lines, why_behind
 from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
@@ -20,11 +22,12 @@ from fourfold.report.format_simulation import (
     seconds_text,
 )
 from fourfold.report.simulation_document import LAYOUT_KEYS, simulation_document
-from fourfold.report.units import format_bytes, format_count
+from fourfold.report.units import format_bytes, format_count, format_figure, spelled_out
 from fourfold.report.verdict import verdict_lines
 
 SHOWN_DIFFERENCES = 6
 PRICED_KEYS = (*LAYOUT_KEYS, "recompute", "offload")
+HEAD = f"{'':4}{'step':>9}  {'tokens/s/device':>15}  {'MFU':>6}  {'memory':>8}  {'fits':<13}  layout"
 LIKE = 0.0005
 """Share of a step's time below which two are as fast."""
 
@@ -32,41 +35,50 @@ LIKE = 0.0005
 def plan_lines(plan: Plan) -> list[str]:
     """The lines of `fourfold plan`."""
     request, found = plan.request, plan.found
-    lines = [
-        *([*verdict_lines(plan.closer), ""] if plan.closer is not None else []),
+    lines = [*first_lines(plan), *asked_lines(request), ""]
+    if not found.best:
+        return [*lines, *_nothing(plan), *explanation_lines(plan), "", *_counts(plan)]
+    lines += [HEAD, *(row_line(plan, str(i), each) for i, each in enumerate(found.best, 1)), *_within(plan)]
+    lines += outlook_lines(plan)
+    smaller = [each for each in plan.front if each.memory_bytes < found.best[0].memory_bytes and each not in found.best]
+    if smaller:
+        lines += ["", "low-memory alternatives:", *(row_line(plan, "", each) for each in smaller)]
+    lines += ["", *_best_lines(plan), "", *_heuristic_baseline(plan), *explanation_lines(plan)]
+    return [*lines, "", *_counts(plan)]
+
+
+def first_lines(plan: Plan) -> list[str]:
+    """The verdict on the best layout and the advice; none where nothing fits."""
+    if plan.best_step is None:
+        return []
+    return [*verdict_lines(plan.best_step), *advice_lines(plan.advice, plan.best_step), ""]
+
+
+def asked_lines(request: Request) -> list[str]:
+    """The request: devices, batch, software, keys that the search was held to."""
+    return [
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
         f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
         f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {format_software(request.template)}",
         *_constraints(request),
-        "",
     ]
-    if not found.best:
-        return [*lines, *_nothing(plan), *_explanations(plan), "", *_counts(plan)]
-    head = f"{'':4}{'step':>9}  {'tokens/s/device':>15}  {'MFU':>6}  {'memory':>8}  layout"
-    lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1)), *_within(plan)]
-    lines += outlook_lines(plan)
-    smaller = [each for each in plan.front if each.memory_bytes < found.best[0].memory_bytes]
-    if smaller:
-        lines += ["", "low-memory alternatives:", *(_row(plan, "", each) for each in smaller)]
-    lines += ["", *_closer(plan), "", *_heuristic_baseline(plan), *_explanations(plan)]
-    return [*lines, "", *_counts(plan)]
 
 
 def num_within_interval(plan: Plan) -> int | None:
     """How many of the best layouts lie within the interval of the first one's time; None where no published run tells of it."""
-    if plan.closer is None or plan.best is None:
+    if plan.best_step is None or plan.best is None:
         return None
-    found = interval_of("time", plan.closer)
+    found = interval_of("time", plan.best_step)
     return None if found is None else sum(each.seconds <= found.high * plan.best.seconds for each in plan.found.best)
 
 
 def _within(plan: Plan) -> list[str]:
     """How sure the order is, in lines."""
     number = num_within_interval(plan)
-    if plan.closer is None or number is None:
+    if plan.best_step is None or number is None:
         return []
     order = f"; 1 to {number} lie within it of one another: measure more than the first" if number > 1 else ""
-    return ["", *(f"{line} with the first{order}" for line in interval_lines(plan.closer))]
+    return ["", *(f"{line} with the first{order}" for line in interval_lines(plan.best_step))]
 
 
 def _constraints(request: Request) -> list[str]:
@@ -80,14 +92,14 @@ def _constraints(request: Request) -> list[str]:
 def format_best_layout(plan: Plan) -> str:
     """The best layout and what is predicted of it, in a line."""
     assert plan.best is not None
-    rate = f"{plan.tokens_per_second(plan.best):.4g} tokens/s/device"
+    rate = f"{format_figure(plan.tokens_per_second(plan.best))} tokens/s/device"
     where = f"on {plan.request.cluster.key}, software {format_software(plan.request.template)}"
     return f"{plan.best.candidate.words()}: predicted {seconds_text(plan.best.seconds)} a step, {rate}, {where}"
 
 
-def _closer(plan: Plan) -> list[str]:
+def _best_lines(plan: Plan) -> list[str]:
     """Lines on the best layout: its time, its network and its memory."""
-    summary = plan.closer
+    summary = plan.best_step
     assert summary is not None
     lines = late_lines(summary)
     lines = [f"best layout: {lines[0]}", *lines[1:]]
@@ -97,21 +109,25 @@ def _closer(plan: Plan) -> list[str]:
     prices = [f"{way} {seconds_text(seconds)}" for way, seconds in plan.spare_prices.items()]
     if prices and plan.states_price is not None:
         prices[-1] += f"; of optimizer states, offload {seconds_text(plan.states_price)}"
-    spared = (
-        [f"{'spared':<11}a GB of activations on the fullest device costs a step: {', '.join(prices)}"] if prices else []
+    saving = (
+        [f"{'memory':<11}a GB of activations on the fullest device costs a step: {', '.join(prices)}"] if prices else []
     )
     matrices = matrix_lines(summary)
-    return [*lines, "", *peaks, *spared, *([""] if matrices else []), *matrices]
+    return [*lines, "", *peaks, *saving, *([""] if matrices else []), *matrices]
 
 
-def _explanations(plan: Plan) -> list[str]:
+def explanation_lines(plan: Plan) -> list[str]:
+    """The layouts that were asked about: the best with these fields, and why it loses."""
     return [line for each in plan.explanations for line in ("", *_explanation(plan, each))]
 
 
-def _row(plan: Plan, name: str, priced: Priced) -> str:
+def row_line(plan: Plan, name: str, priced: Priced) -> str:
+    """A layout in the table of layouts, under `HEAD`."""
+    rate, mfu = format_figure(plan.tokens_per_second(priced)), per_cent(plan.mfu(priced))
     return (
-        f"{name:>3} {seconds_text(priced.seconds):>9}  {plan.tokens_per_second(priced):>15.4g}  {per_cent(plan.mfu(priced)):>6}  "
-        f"{format_bytes(priced.memory_bytes):>8}  {priced.candidate.words()}{', tight' if priced.is_tight else ''}"
+        f"{name:>3} {seconds_text(priced.seconds):>9}  {rate:>15}  {mfu:>6}  "
+        f"{format_bytes(priced.memory_bytes):>8}  {fit_of_priced(plan, priced).cell:<13}  {priced.candidate.words()}"
+        f"{format_behind(priced, plan.best)}"
     )
 
 
@@ -128,10 +144,10 @@ def _heuristic_baseline(plan: Plan) -> list[str]:
     slower = plan.heuristic_baseline.seconds / plan.best.seconds - 1
     verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
     if slower < -LIKE:
-        verdict = f"is {per_cent(-slower)} faster, and behind: {less_sure(plan.heuristic_baseline, plan.best)}"
+        verdict = f"is {per_cent(-slower)} faster, and behind: {why_behind(plan.heuristic_baseline, plan.best)}"
     if plan.baseline_is_outside:
         verdict = f"is outside of what was searched, and {_beside(slower)}"
-    return [f"the heuristic baseline ({recipe}) {verdict}:", _row(plan, "", plan.heuristic_baseline)]
+    return [f"the heuristic baseline ({recipe}) {verdict}:", row_line(plan, "", plan.heuristic_baseline)]
 
 
 def _explanation(plan: Plan, explanation: Explanation) -> list[str]:
@@ -143,14 +159,14 @@ def _explanation(plan: Plan, explanation: Explanation) -> list[str]:
     verdict = f"{per_cent(slower)} slower than the best, since it spends" if slower > LIKE else "the best, or as fast"
     if slower < -LIKE:
         verdict = (
-            f"{per_cent(-slower)} faster, and behind the best: {less_sure(explanation.priced, plan.best)}; it spends"
+            f"{per_cent(-slower)} faster, and behind the best: {why_behind(explanation.priced, plan.best)}; it spends"
         )
     if not plan.request.permits(explanation.priced.candidate):
         verdict = f"outside of what was searched, and {_beside(slower)}, since it spends"
-    lines = [f"with {asked}: {verdict}", _row(plan, "", explanation.priced)]
+    lines = [f"with {asked}: {verdict}", row_line(plan, "", explanation.priced)]
     for kind, seconds in explanation.differences[:SHOWN_DIFFERENCES]:
         more = "more" if seconds > 0 else "less"
-        lines.append(f"      {seconds_text(abs(seconds))} {more} on {kind}")
+        lines.append(f"      {seconds_text(abs(seconds))} {more} on {spelled_out(kind)}")
     return lines if abs(slower) > LIKE else lines[:2]
 
 
@@ -170,13 +186,14 @@ def _nothing(plan: Plan) -> list[str]:
         ]
     candidate, held = smallest
     counts = plan.found.counts
-    seen = counts.simulated + counts.end_ranks_too_large + counts.least_memory
+    seen = counts.simulated + counts.mixed + counts.end_ranks_too_large + counts.least_memory
+    open_ = counts.layouts - counts.too_large - seen
     if counts.too_large == counts.layouts and not counts.shapes_not_priced:
         claim = f"nothing fits: of all {counts.layouts:,} layouts, {candidate.words()} needs the least"
     elif seen:
         claim = (
-            f"nothing was found to fit: of the {seen:,} layouts that were lowered, {candidate.words()} needs the least; "
-            f"{counts.layouts - counts.too_large - seen:,} others may fit by their bounds"
+            f"nothing was found to fit: of the {seen:,} layouts whose memory was computed, {candidate.words()} needs the least"
+            + (f"; {open_:,} others may fit by their bounds" if open_ > 0 else "")
         )
     else:
         claim = f"nothing was found to fit before the budget was spent (--budget); {candidate.words()} needs the least"
@@ -189,7 +206,7 @@ def _nothing(plan: Plan) -> list[str]:
         name = request.cluster.key.partition(":")[0]
         preset = name in cluster_names() and load_cluster(name).name == request.cluster.name
         how = f"--cluster {name}:{plan.enough}" if preset else f"the cluster file with :{plan.enough} behind its name"
-        lines.append(f"the nearest that would fit: {plan.enough} devices, {how}")
+        lines.append(f"the nearest that fits: {plan.enough} devices, {how}")
     return lines
 
 
@@ -202,6 +219,7 @@ def _counts(plan: Plan) -> list[str]:
         f"{counts.timelines:,} timelines drawn",
         f"{counts.end_ranks_too_large:,} too large on the first or last rank",
         f"{counts.simulated:,} simulated ({counts.simulated_too_large} of them too large)",
+        f"{counts.mixed:,} made to fit block by block",
     ]
     lines = [": ".join((parts[0], ", ".join(parts[1:])))]
     if counts.not_searched:
@@ -233,9 +251,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "constraints": {limit.key: list(limit.values) for limit in request.constraints.stated},
         "best": [_priced(plan, each) for each in plan.found.best],
         "within_interval": num_within_interval(plan),
-        "closer": simulation_document(plan.closer, None, False) if plan.closer is not None else None,
+        "best_step": simulation_document(plan.best_step, None, False) if plan.best_step is not None else None,
+        "advice": advice_document(plan.advice, plan.best_step) if plan.best_step is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
-        "roomy": _priced(plan, plan.found.roomy) if plan.found.roomy is not None else None,
+        "riskier": _priced(plan, plan.found.riskier) if plan.found.riskier is not None else None,
+        "surer": _priced(plan, plan.found.roomy) if plan.found.roomy is not None else None,
         "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
         "heuristic_baseline_is_outside": plan.baseline_is_outside,
         "explanations": [
@@ -268,8 +288,8 @@ def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
         "mfu": plan.mfu(priced),
         "memory_bytes": priced.memory_bytes,
         "memory_bytes_by_pp_rank": list(priced.device_bytes),
-        "out_of_memory_probability": priced.out_of_memory,
-        "is_tight": priced.is_tight,
+        "fit": fit_of_priced(plan, priced).document(),
+        "behind": why_behind(priced, plan.best) if plan.best and priced.seconds < plan.best.seconds else None,
         "distance": priced.distance,
         "score_seconds": priced.score,
     }

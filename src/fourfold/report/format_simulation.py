@@ -1,12 +1,14 @@
 """A predicted step as text: rates, memory, where the seconds went, communication, and what limits the step."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.model.spec import Segment
 from fourfold.report.screen import NARROW, columns
-from fourfold.report.units import format_bytes, format_count, sparkline, table
+from fourfold.report.units import format_bytes, format_count, format_figure, sparkline, spelled_out, table, three_digits
 from fourfold.simulate.checks import CheckPrice
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import mean_seconds
@@ -14,6 +16,10 @@ from fourfold.simulate.summary import AxesTraffic, StepSummary
 
 SHOWN_RANKS = 6
 SHOWN_REASONS = 6
+FEW_WIDTH = 14
+"""Columns of the names of groups that are shown together."""
+LEAST_IMBALANCE = 0.0005
+"""Share of a step below which imbalance is not worth a line."""
 
 KINDS = {
     "params": "parameters",
@@ -43,30 +49,47 @@ KINDS = {
 def seconds_text(seconds: float) -> str:
     """`0.0123` -> `12.3 ms`, `75` -> `75.0 s`."""
     if seconds >= 0.9995:
-        return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"
+        return f"{three_digits(seconds)} s"
     if seconds >= 0.9995e-3:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e6:.3g} us"
+        return f"{three_digits(seconds * 1e3)} ms"
+    return f"{three_digits(seconds * 1e6)} us" if seconds else "0 us"
+
+
+def _flops(count: float) -> str:
+    """`4.767e17` -> `476.7 PFLOP`, with four digits."""
+    prefix, size = next((each for each in (("P", 1e15), ("T", 1e12), ("G", 1e9)) if count >= each[1]), ("M", 1e6))
+    return f"{format_figure(count / size)} {prefix}FLOP"
 
 
 def per_cent(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:.1f} %"  # 0 without a sign
 
 
+def format_segments(segments: Sequence[Segment]) -> str:
+    """`embedding, 4 blocks`: the segments of a pipeline rank."""
+    kinds = Counter(segment.kind for segment in segments)
+    return ", ".join(kind if number == 1 else f"{number} {kind}s" for kind, number in kinds.items())
+
+
 def step_lines(summary: StepSummary) -> list[str]:
     """Time, rates and utilisation with their formulas."""
     simulation = summary.step.simulation
-    peak = summary.peak_flops_per_second
+    peak, reached = (each / 1e12 for each in (summary.peak_flops_per_second, summary.model_flops_per_second))
     simulated, count = simulation.spec.layout.num_microbatches, summary.num_microbatches
     lines = [
         f"batch      {format_count(summary.tokens)} tokens, {count} microbatch{'es' if count != 1 else ''} a rank: "
         f"{format_count(summary.tokens_per_second)} tokens/s",
-        f"MFU        {per_cent(summary.mfu)} = {summary.flops_per_token:.4g} FLOPs/token x tokens/s / ({summary.devices} devices "
-        f"x {peak / 1e12:.4g} TFLOP/s): {summary.model_flops_per_second / 1e12:.4g} TFLOP/s/device",
-        f"HFU        {per_cent(summary.hfu)} = {summary.executed_flops:.4g} FLOPs executed, recomputation included / "
+        f"MFU        {per_cent(summary.mfu)} = {_flops(summary.flops_per_token)}/token x tokens/s / "
+        f"({summary.devices} devices x {format_figure(peak)} TFLOP/s): {format_figure(reached)} TFLOP/s/device",
+        f"HFU        {per_cent(summary.hfu)} = {_flops(summary.executed_flops)} executed, recomputation included / "
         f"(step x devices x peak)",
-        f"bubble     {per_cent(summary.bubble_fraction)} of the step, mean over pipeline ranks",
+        f"bubble     {per_cent(summary.bubble_fraction)} of the step to fill and drain, mean over pipeline ranks",
     ]
+    if summary.imbalance_fraction >= LEAST_IMBALANCE:
+        busiest = summary.busiest_rank
+        has = format_segments(simulation.views[busiest].segments)
+        uneven = per_cent(summary.imbalance_fraction)
+        lines.append(f"imbalance  {uneven} of the step waits for pp {busiest}, which has more to compute: {has}")
     if summary.host_bound:
         most = ", ".join(f"{name} {per_cent(share)}" for name, share in list(summary.host_bound.items())[:3])
         total = per_cent(sum(summary.host_bound.values()))
@@ -87,7 +110,7 @@ def late_lines(summary: StepSummary) -> list[str]:
     over = f", which changes pipeline ranks {crossings} times" if crossings else ""
     lines = [f"the step is limited by its critical path{over}:"]
     for kind, seconds in parts[:SHOWN_REASONS]:
-        lines.append(f"  {per_cent(seconds / step_seconds):>6}  {kind}, {seconds_text(seconds)}")
+        lines.append(f"  {per_cent(seconds / step_seconds):>6}  {spelled_out(kind)}, {seconds_text(seconds)}")
     return lines
 
 
@@ -113,7 +136,7 @@ def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     columns = [*head, *(["mean"] if several_ranks else []), "share"]
     rows = [
         [
-            kind,
+            spelled_out(kind),
             *(f"{spent[rank].get(kind, 0.0) * scale:.3f}" for rank in ranks),
             *([f"{mean[kind] * scale:.3f}"] if several_ranks else []),
             per_cent(mean[kind] / summary.seconds),
@@ -130,10 +153,10 @@ def communication_lines(summary: StepSummary) -> list[str]:
     few = [each for each in summary.communication if each.busy_seconds < small]
     if few:
         sums = [sum(getattr(each, name) for each in few) for name in ("sent_bytes", "busy_seconds", "exposed_seconds")]
-        shown.append(AxesTraffic("others", (), *sums))
+        shown.append(AxesTraffic(_together(few), (), *sums))
     rows = [
         [
-            each.axes,
+            spelled_out(each.axes),
             ", ".join(each.levels),
             format_bytes(each.sent_bytes),
             seconds_text(each.busy_seconds),
@@ -145,6 +168,12 @@ def communication_lines(summary: StepSummary) -> list[str]:
     if not rows:
         return []
     return table(["communication", "over", "sent", "busy", "exposed", "of the step"], rows, left=(0, 1))
+
+
+def _together(few: Sequence[AxesTraffic]) -> str:
+    """The name of groups in one row: their own where these are few."""
+    names = ", ".join(each.axes for each in few)
+    return names if len(names) <= FEW_WIDTH else f"{len(few)} more groups"
 
 
 def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:

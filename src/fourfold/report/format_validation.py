@@ -40,7 +40,8 @@ def _metric_lines(metrics: Metrics) -> list[str]:
     if metrics.step.count:
         line = f"step time  {_errors(metrics.step, 'steps')}"
         if metrics.null_mean is not None and metrics.skill is not None:
-            line += f"; one constant MFU for each device and format: mean {per_cent(metrics.null_mean)}, skill {metrics.skill:.2f}"
+            line += f"; one constant MFU for each device and format: mean {per_cent(metrics.null_mean)}, "
+            line += f"of which the prediction's is {per_cent(metrics.skill)}"
         lines.append(line)
     if metrics.memory.count:
         lines.append(f"memory     {_errors(metrics.memory, 'peaks')}")

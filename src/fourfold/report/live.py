@@ -135,12 +135,13 @@ def _figures(state: RunState, inner: int) -> RenderableType:
 def _losses(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     loss, norm = state.number("loss"), state.number("grad_norm")
     value = Text(f"{loss:.4f}" if loss is not None else "-")
-    value.append(" " + sparkline(state.losses, 24 if inner >= _DETAIL_COLUMNS else 12), style="cyan")
+    if inner >= _DETAIL_COLUMNS:
+        value.append(" " + sparkline(state.losses, 24), style="cyan")
     figures: list[tuple[str, RenderableType]] = [("loss", value)]
     validation = state.validation
     figures.append(("validation loss", f"{validation[0]:.4f}" if validation else "-"))
     if state.info.unigram_entropy_nats is not None:
-        figures.append(("unigram entropy", f"{state.info.unigram_entropy_nats:.4f}"))
+        figures.append(("unigram loss", f"{state.info.unigram_entropy_nats:.4f}"))
     figures.append(("gradient norm", f"{norm:.3g}" if norm is not None else "-"))
     rate = state.number("lr")
     figures.append(("learning rate", f"{rate:.2e}" if rate is not None else "-"))
@@ -153,14 +154,18 @@ def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     skipped = int(state.number("skipped_steps") or 0)
     tokens = state.number("tokens")
     predicted = f"predicted {format_bytes(state.info.predicted_peak_bytes)}"
-    memory = predicted if peak is None else format_bytes(peak)
-    if peak is not None and inner >= _DETAIL_COLUMNS:
+    detailed = inner >= _DETAIL_COLUMNS
+    memory, of_peak = predicted if peak is None else format_bytes(peak), " of measured peak" if detailed else ""
+    if peak is not None and detailed:
         memory += f" ({predicted})"
     return [
         ("tokens/s", format_count(rate) if rate is not None else "-"),
-        ("MFU", f"{100 * mfu:.1f} % of measured peak" if mfu is not None else "-"),
+        ("MFU", f"{100 * mfu:.1f} %{of_peak}" if mfu is not None else "-"),
         ("peak memory", memory),
-        ("communication volume", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
+        (
+            "communication" + (" volume" if detailed else ""),
+            format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-",
+        ),
         ("tokens seen", format_count(tokens) if tokens is not None else "-"),
         *([("skipped steps", Text(str(skipped), style="bold red"))] if skipped else []),
     ]

@@ -27,7 +27,7 @@ AXES = {
 
 TIME = {
     "compute": Colour("compute", "#42526b", "#66788f"),
-    "idle": Colour("bubble", "#d9dee5", "#2b333d", ("pipeline bubble", "waiting")),
+    "idle": Colour("bubble", "#d9dee5", "#2b333d", ("pipeline bubble", "imbalance", "waiting")),
 }
 
 MEMORY = {

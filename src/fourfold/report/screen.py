@@ -9,9 +9,12 @@ from collections.abc import Sequence
 NARROW, PIPED = 110, 160
 """Columns below which tables are shortened; columns where there is no terminal and COLUMNS says nothing."""
 _LEAST_TEXT = 24
+_KEPT = "\N{NO-BREAK SPACE}"
+"""Between a number and its per cent, where no line ends."""
 _STYLES = (
     (r"^(memory|step|time|change)  +", "bold"),
-    (r"\bfits:", "bold green"),
+    (r"\b(surely|likely) fits\b", "bold green"),
+    (r"\b(may fit|unlikely fits)\b", "bold yellow"),
     (r"DOES NOT FIT|^idle:|^pp \d+ +\S+ \S+ +[1-9]\d{2,}\.\d %", "bold red"),
     (r"^(where the \w+ go|communication of a device|device|the step is limited|best layout).*", "bold"),
 )
@@ -28,8 +31,10 @@ def fitted(line: str, width: int) -> list[str]:
         return [line]
     spaces = [match.end() for match in re.finditer(r"(^| ) +", line)]
     start = max((end for end in spaces if width - end >= _LEAST_TEXT), default=0)
-    parts = textwrap.wrap(line[start:], width - start, break_long_words=False, break_on_hyphens=False)
-    return [line[:start] + parts[0], *(" " * start + part for part in parts[1:])]
+    text = line[start:].replace(" %", f"{_KEPT}%")
+    parts = textwrap.wrap(text, width - start, break_long_words=False, break_on_hyphens=False)
+    first, *others = [part.replace(_KEPT, " ") for part in parts]
+    return [line[:start] + first, *(" " * start + part for part in others)]
 
 
 def print_screen(lines: Sequence[str]) -> None:

@@ -9,10 +9,11 @@ from fourfold.config import UserError
 from fourfold.config.json_lines import read_jsonl
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.report.fit import Fit
 from fourfold.report.format_campaign import duration
 from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.simulation_document import layout_document
-from fourfold.report.units import format_bytes, table
+from fourfold.report.units import format_bytes, format_dollars, format_figure, spelled_out, table
 from fourfold.train.measured import read_measured
 
 Figures = dict[str, Any]
@@ -43,7 +44,10 @@ def predicted_side(name: str, document: Mapping[str, Any]) -> Side:
             "mfu",
             "fits",
         )
-        figures = {key: document[key] for key in (*same, "bubble_fraction", "device_memory_bytes")}
+        figures = {
+            key: document[key] for key in (*same, "bubble_fraction", "imbalance_fraction", "device_memory_bytes")
+        }
+        figures["fit"] = Fit.read(document["fit"]).document()
         figures["memory_bytes"] = max(rank["device_bytes"] for rank in document["memory"])
         figures["exposed_seconds"] = {each["axes"]: each["exposed_seconds"] for each in document["communication"]}
     except (KeyError, TypeError, ValueError) as error:
@@ -60,18 +64,29 @@ def predicted_side(name: str, document: Mapping[str, Any]) -> Side:
 def planned_sides(name: str, document: Mapping[str, Any], every: bool) -> list[Side]:
     """From the document of `fourfold plan --json`: its best layout, or `every` layout that it lists. Raises `UserError`."""
     best = document.get("best")
-    if not best or not isinstance(document.get("closer"), dict):
+    if not best or not isinstance(document.get("best_step"), dict):
         raise UserError(f"{name}: the plan found no layout that fits; there is nothing to compare")
-    first = predicted_side(f"{name} #1" if every else name, document["closer"])
+    first = predicted_side(f"{name} #1" if every else name, document["best_step"])
     sides = [Side(first.name, first.kind, first.figures | {"layout": best[0]["layout"]})]
     same = {key: document[key] for key in ("cluster", "software", "devices", "tokens")}
     for number, each in enumerate(best[1:] if every else [], 2):
         own = {
             key: each[key] for key in ("layout", "step_seconds", "tokens_per_second_per_device", "mfu", "memory_bytes")
         }
-        limit = {"device_memory_bytes": first.figures["device_memory_bytes"], "fits": True}
+        limit = {
+            "device_memory_bytes": first.figures["device_memory_bytes"],
+            "fits": True,
+            "fit": _fit_document(name, each),
+        }
         sides.append(Side(f"{name} #{number}", "predicted", {**dict.fromkeys(first.figures), **same, **own, **limit}))
     return sides
+
+
+def _fit_document(name: str, priced: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return Fit.read(priced["fit"]).document()
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{name}: not what plan --json writes: {error!r:.100}") from None
 
 
 def measured_side(name: str, folder: RunFolder, tokens: float | None, price: float | None) -> Side:
@@ -91,7 +106,13 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
     run = None
     if seconds is not None:
         dollars = None if price is None else seconds * size / 3600 * price
-        run = {"tokens": tokens, "training_seconds": seconds, "seconds": None, "dollars": dollars}
+        run = {
+            "tokens": tokens,
+            "training_seconds": seconds,
+            "seconds": None,
+            "dollars": dollars,
+            "training_dollars": dollars,
+        }
     return Side(
         name,
         "measured",
@@ -104,7 +125,9 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
             "tokens_per_second_per_device": count / step / size,
             "mfu": rows[-1]["mfu"] * rows[-1]["step_seconds"] / step if rows else None,
             "fits": True,
+            "fit": None,
             "bubble_fraction": None,
+            "imbalance_fraction": None,
             "device_memory_bytes": None,
             "memory_bytes": max((peak for each in ranks if (peak := each.peak_memory_bytes)), default=None),
             "exposed_seconds": {},
@@ -185,30 +208,28 @@ def _rows(sides: Sequence[Side]) -> list[list[str]]:
         known = [value for value in values if value is not None]
         rows.append([f"{'*' if any(value != known[0] for value in known) else ' '} {label}", *cells])
 
-    row("fits", [each["fits"] for each in figures], lambda fits: "yes" if fits else "DOES NOT FIT")
+    row("fits", [each["fit"] for each in figures], lambda fit: Fit.read(fit).cell)
     row("step", [each["step_seconds"] for each in figures], seconds_text, relative=True)
     row("published step", [each["published_seconds"] for each in figures], seconds_text)
     rates = [each["tokens_per_second_per_device"] for each in figures]
-    row("tokens/s/device", rates, lambda rate: f"{rate:.4g}", relative=True)
+    row("tokens/s/device", rates, format_figure, relative=True)
     row("MFU", [each["mfu"] for each in figures], per_cent)
     row("memory a device", [each["memory_bytes"] for each in figures], format_bytes)
     row("of", [each["device_memory_bytes"] for each in figures], format_bytes)
     row("bubble", [each["bubble_fraction"] for each in figures], per_cent)
+    row("imbalance", [each["imbalance_fraction"] for each in figures], per_cent)
     exposed = [each["exposed_seconds"] or {} for each in figures]
     for axes in dict.fromkeys(axes for each in exposed for axes in each):
         if any(each.get(axes, 0.0) > SMALL * side["step_seconds"] for each, side in zip(exposed, figures, strict=True)):
             values = [each.get(axes, 0.0) if each else None for each in exposed]
-            row(f"exposed {axes}", values, lambda seconds: seconds_text(seconds) if seconds else "0")
+            row(f"exposed {spelled_out(axes)}", values, lambda seconds: seconds_text(seconds) if seconds else "0")
     runs = [each["run"] or {} for each in figures]
     row("training", [each.get("training_seconds") for each in runs], duration, relative=True)
     if any(each.get("failures") for each in runs):
         row("with failures", [each.get("seconds") for each in runs], duration)
-    row(
-        "cost",
-        [each.get("dollars") for each in runs],
-        lambda cost: f"${cost:,.{0 if cost >= 100 else 2}f}",
-        relative=True,
-    )
+    alike = len({each.get("failures") is None for each in runs if each}) < 2
+    label, key = ("cost", "dollars") if alike else ("cost without failures", "training_dollars")
+    row(label, [each.get(key) for each in runs], format_dollars, relative=True)
     return rows
 
 

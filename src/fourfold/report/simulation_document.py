@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from fourfold.layout import Layout
+from fourfold.report.fit import fit_of
 from fourfold.report.format_interval import interval_document
 from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import Campaign
@@ -40,6 +41,9 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "mfu": summary.mfu,
         "hfu": summary.hfu,
         "bubble_fraction": summary.bubble_fraction,
+        "imbalance_fraction": summary.imbalance_fraction,
+        "waiting_fraction": summary.waiting_fraction,
+        "busiest_pp_rank": summary.busiest_rank,
         "time_shares": summary.time_shares,
         "spent_seconds": summary.spent,
         "communication": [
@@ -80,7 +84,9 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "context_bytes": int(simulation.prices.software.context_bytes),
         "allocator_fragmentation": simulation.prices.software.fragmentation,
         "device_memory_bytes": summary.device.memory_bytes,
+        "memory_limit_bytes": summary.memory_limit,
         "fits": summary.fits,
+        "fit": fit_of(summary).document(),
         "verdict": verdict_lines(summary),
     }
     if summary.step.host_bytes:
@@ -122,7 +128,9 @@ def campaign_document(run: Campaign) -> dict[str, Any]:
         "seconds": _finite(run.seconds),
         "device_hours": _finite(run.device_hours),
         "goodput": run.goodput,
+        "rented_devices": run.rented,
         "dollars": _finite(run.dollars),
+        "training_dollars": _finite(run.training_dollars),
         "joules": _finite(run.joules),
         "failures": None,
     }

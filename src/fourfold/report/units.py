@@ -6,6 +6,15 @@ from math import log
 
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _COUNTS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+_WORDS = (
+    ("to_host offload", "copies to the host"),
+    ("from_host fetch", "copies from the host"),
+    ("to_host", "to host"),
+    ("from_host", "from host"),
+    ("cp_ring", "cp"),
+    ("cp_ulysses", "cp Ulysses"),
+)
+"""Names in programs, and words on screens."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -13,7 +22,7 @@ def format_bytes(count: float) -> str:
     """`4860000000` -> `4.86 GB`."""
     for unit, size in _BYTES:
         if count >= size:
-            return f"{_three_digits(count / size)} {unit}"
+            return f"{three_digits(count / size)} {unit}"
     return f"{count:.0f} B"
 
 
@@ -21,8 +30,27 @@ def format_count(count: float) -> str:
     """`30100000` -> `30.1 M`."""
     for unit, size in _COUNTS:
         if count >= size:
-            return f"{_three_digits(count / size)} {unit}"
+            return f"{three_digits(count / size)} {unit}"
     return f"{count:.0f}"
+
+
+def format_figure(value: float) -> str:
+    """Four digits without a power of ten: `13437.2` -> `13,440`, `821.34` -> `821.3`, `0.5` -> `0.5`."""
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:.4g}"
+
+
+def spelled_out(text: str) -> str:
+    """The name of a group, a stream or a kind of time as a person says it: `exposed tp+cp_ring communication` -> `exposed tp+cp
+    communication`. The ranks that split a sequence are one axis of the layout, however they go about it."""
+    for name, words in _WORDS:
+        text = text.replace(name, words)
+    return text
+
+
+def format_dollars(amount: float) -> str:
+    """`628765` -> `$628,765`; cents below a hundred."""
+    return f"${amount:,.{0 if amount >= 100 else 2}f}"
 
 
 def format_flops(count: float) -> str:
@@ -51,7 +79,8 @@ def format_nats(nats: float, bytes_per_token: float | None) -> str:
     return f"{nats:.4f} nats per token{bits}"
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """`7.6234` -> `7.62`, `19.01` -> `19.0`, `212.4` -> `212`."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 

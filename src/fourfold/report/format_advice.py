@@ -1,0 +1,68 @@
+"""Advice as lines and as a document: changes to copy, with what each gains; or what limits the step."""
+
+from typing import Any
+
+from fourfold.plan.advice import Advice, LayoutChange
+from fourfold.report.fit import Fit, fit_of
+from fourfold.report.format_simulation import per_cent, seconds_text
+from fourfold.report.units import format_bytes, spelled_out
+from fourfold.simulate.summary import StepSummary
+
+SHOWN = 3
+"""Costs of a step that are named where nothing helps."""
+
+
+def advice_lines(advice: Advice | None, summary: StepSummary) -> list[str]:
+    """A line for each change, under `change`; else what limits the step, or the memory."""
+    if advice is None:
+        return [f"change  no neighbours of the schedule {summary.step.simulation.spec.layout.schedule} are known"]
+    if not advice.changes:
+        return [f"change  {_none(summary)}"]
+    return [
+        f"{'change' if number == 0 else '':<6}  {' '.join(each.overrides)}: {_gain(each, summary)}"
+        for number, each in enumerate(advice.changes)
+    ]
+
+
+def advice_document(advice: Advice | None, summary: StepSummary) -> dict[str, Any] | None:
+    """The same with its figures: gains are shares of the layout's own; `limit`: what the step spends its time on, where nothing
+    helps."""
+    if advice is None:
+        return None
+    changes = [
+        {
+            "overrides": list(each.overrides),
+            "step_seconds": each.seconds,
+            "memory_bytes": each.memory_bytes,
+            "fits": each.fits,
+            "fit": _fit(each, summary).document(),
+            "words": _gain(each, summary),
+        }
+        for each in advice.changes
+    ]
+    return {"changes": changes, "limit": None if changes else _none(summary)}
+
+
+def _gain(change: LayoutChange, summary: StepSummary) -> str:
+    ratio = change.seconds / summary.seconds
+    time = f"{per_cent(1 - ratio)} less time" if ratio <= 1 else f"{per_cent(ratio - 1)} more time"
+    figures = f"{time} ({seconds_text(change.seconds)}), {format_bytes(change.memory_bytes)}"
+    if summary.fits:
+        return f"{figures}, {_fit(change, summary).phrase}"
+    if change.fits:
+        return f"{_fit(change, summary).phrase}, {figures}"
+    return f"{figures}, still {format_bytes(change.memory_bytes - summary.memory_limit)} too much"
+
+
+def _fit(change: LayoutChange, summary: StepSummary) -> Fit:
+    """`change.fits`: false where the host's memory lacks, too."""
+    found = fit_of(summary, change.memory_bytes)
+    return found if change.fits or change.memory_bytes > summary.memory_limit else Fit("no", None)
+
+
+def _none(summary: StepSummary) -> str:
+    if not summary.fits:
+        return "no single change makes it fit, or much smaller"
+    most = list(summary.path.items())[:SHOWN]
+    shares = ", ".join(f"{spelled_out(kind)} {per_cent(seconds / summary.seconds)}" for kind, seconds in most)
+    return f"no single change helps; the step is {shares}"
