@@ -157,7 +157,13 @@ def test_a_device_is_chosen_and_pointed_at_with_the_pointer(watched: Watched) ->
     tab.mouse.down()
     tab.mouse.up()
     tab.wait_for_selector(f"p.said:has-text('group of rank {device},')")
+    still = tab.evaluate("location.hash")
     tab.mouse.wheel(0, -300)
+    assert tab.evaluate("location.hash") == still, "the wheel scrolls the page"
+    tab.evaluate("scrollTo(0, 0)")
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -300)
+    tab.keyboard.up("Control")
     until(tab, "location.hash.includes('cluster.view=')")
 
 

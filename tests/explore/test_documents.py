@@ -26,6 +26,7 @@ SMALL = {
 BODIES: dict[str, dict[str, Any]] = {
     "simulate": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "memory": True, "tokens": "1G"},
     "estimate": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
+    "advice": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
     "plan": {"overrides": SMALL, "cluster": "dgx-h100:2", "explain": ["tp=2", "pp=3"], "tokens": "1G", "budget": 1},
     "catalog": {},
     "collective": {"kind": "all_to_all", "ranks": 6, "per_node": 3, "buffer_bytes": 3e6, "cluster": "dgx-h100"},
@@ -70,7 +71,7 @@ def test_the_generated_sources_are_up_to_date() -> None:
 def test_a_step_is_what_simulate_prints() -> None:
     for run, overrides in (("preset:llama3-70b", {}), ("preset:llama3.1-8b-128", {"layout.recompute": "full"})):
         ours = json.loads(encoded("simulate", {"run": run, "overrides": overrides}, silent))
-        assert ours == json.loads(json.dumps(simulate(run, overrides).to_json()))
+        assert ours == json.loads(json.dumps(simulate(run, overrides).to_json(advice=False)))
 
 
 def test_the_estimate_is_near_the_step() -> None:
@@ -131,3 +132,20 @@ def test_every_key_that_a_step_depends_on_is_in_the_catalog() -> None:
     assert all(each["help"] for each in keys)
     for each in keys:
         read_setup({"overrides": {each["key"]: 1}})
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("model", {"config": {"model_type": "llama", "num_hidden_layers": 1_000_000, "hidden_size": 64, "num_attention_heads": 4,
+                              "intermediate_size": 128, "vocab_size": 512}}, "model.num_layers = 1000000"),
+        ("simulate", {"overrides": SMALL, "cluster": "dgx-h100:8", "price": "NaN"}, "--price 'NaN': not a number"),
+        ("simulate", {"overrides": SMALL, "cluster": "dgx-h100:8", "tokens": "-1"}, "--tokens"),
+        ("simulate", {"overrides": SMALL | {"model.num_layers": 10**6}, "cluster": "dgx-h100:8"}, "model.num_layers = 1000000"),
+    ],
+)  # fmt: skip
+def test_a_wild_value_is_an_ordinary_message(name: str, body: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        encoded(name, body, silent)
+    assert words in str(error.value)
+    assert "pydantic" not in str(error.value)

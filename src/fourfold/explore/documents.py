@@ -14,7 +14,7 @@ from fourfold.api.planning import plan
 from fourfold.api.programs import RunProgram
 from fourfold.api.simulation import simulate
 from fourfold.api.verification import Verification
-from fourfold.config import ModelSection
+from fourfold.config import parse_run
 from fourfold.config.errors import shortened
 from fourfold.explore.attention import ATTENTION_KEYS, attention_document
 from fourfold.explore.block import OWN as BLOCK_KEYS
@@ -31,6 +31,7 @@ from fourfold.explore.tasks.task import task_named
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
+from fourfold.report.format_advice import advice_document
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.stage_times import estimate_makespan
 
@@ -51,7 +52,14 @@ def simulation(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold simulate --json`; with memory over the step where `memory` is true."""
     setup, own = _divided(body, {"memory": bool})
     found = simulate(setup.run_input, setup.stated, **setup.options)
-    return found.to_json(memory_curves=own.get("memory", False))
+    return found.to_json(memory_curves=own.get("memory", False), advice=False)
+
+
+def advice(body: Body, report: Report) -> dict[str, Any]:
+    """The changes that help the step of a setup, each simulated."""
+    setup, _ = _divided(body, {})
+    found = simulate(setup.run_input, setup.stated, **setup.options)
+    return {"changes": [], "limit": None} | (advice_document(found.advice, found.summary) or {})
 
 
 def estimate(body: Body, report: Report) -> dict[str, Any]:
@@ -114,7 +122,8 @@ def model(body: Body, report: Report) -> dict[str, Any]:
         raise Malformed('config is missing; what works: {"config": {"model_type": "llama", ...}}')
     values = parse_config(own["config"])
     plain = {key: each.model_dump() if hasattr(each, "model_dump") else each for key, each in values.items()}
-    resolve_model(ModelSection.model_validate(plain))
+    table = {"model": plain, "batch": {"global_sequences": 1, "sequence_length": 1}}
+    resolve_model(parse_run(table, source="config.json").model)
     return {"overrides": {f"model.{key}": each for key, each in plain.items() if each is not None}}
 
 
@@ -179,6 +188,7 @@ def catalog(body: Body, report: Report) -> dict[str, Any]:
 
 DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "simulate": simulation,
+    "advice": advice,
     "estimate": estimate,
     "program": program,
     "verify": verification,

@@ -3,7 +3,7 @@
 Units are in the names: `_bytes`, `_seconds`, `_flops`, `_per_second`. None: not known, or not stated.
 """
 
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -11,6 +11,16 @@ from typing_extensions import TypedDict
 Interval = tuple[float, float]
 exact = with_config(ConfigDict(extra="forbid"))
 """A document has these keys and no others."""
+
+
+@exact
+class FitDocument(TypedDict):
+    """Whether a step fits, in a word that follows the probability; null where no published run tells it. `phrase`: as a headline
+    says both."""
+
+    word: Literal["sure", "likely", "perhaps", "unlikely", "no"]
+    probability: float | None
+    phrase: str
 
 
 @exact
@@ -103,7 +113,7 @@ class FailuresDocument(TypedDict):
 
 @exact
 class CampaignDocument(TypedDict):
-    """A whole training run."""
+    """A whole training run. `dollars`: for `rented_devices` and spares; `training_dollars`: without failures and spares."""
 
     tokens: int
     steps: int
@@ -112,7 +122,9 @@ class CampaignDocument(TypedDict):
     seconds: float | None
     device_hours: float | None
     goodput: float
+    rented_devices: int
     dollars: float | None
+    training_dollars: float | None
     joules: float | None
     failures: FailuresDocument | None
 
@@ -128,11 +140,33 @@ class PublishedDocument(TypedDict):
 
 @exact
 class TimeShares(TypedDict):
-    """Shares of all devices' time; they sum to 1. `exposed`: waiting for collectives, by the axes of their groups."""
+    """Shares of all devices' time; they sum to 1. `exposed`: waiting for collectives, by the axes of their groups. `imbalance`:
+    waiting for pipeline ranks that have more to compute; `bubble`: for the pipeline to fill and drain."""
 
     compute: float
     exposed: dict[str, float]
     bubble: float
+    imbalance: float
+
+
+@exact
+class ChangeDocument(TypedDict):
+    """A change of a layout that was simulated: overrides to copy, the step with it. `words`: what it gains."""
+
+    overrides: list[str]
+    step_seconds: float
+    memory_bytes: int
+    fits: bool
+    fit: FitDocument
+    words: str
+
+
+@exact
+class AdviceDocument(TypedDict):
+    """Single changes of a layout that help, the best first. `limit`: what the step spends its time on, where none does."""
+
+    changes: list[ChangeDocument]
+    limit: str | None
 
 
 @exact
@@ -158,6 +192,9 @@ class StepDocument(TypedDict):
     mfu: float
     hfu: float
     bubble_fraction: float
+    imbalance_fraction: float
+    waiting_fraction: float
+    busiest_pp_rank: int
     time_shares: TimeShares
     spent_seconds: list[dict[str, float]]
     communication: list[TrafficDocument]
@@ -169,8 +206,11 @@ class StepDocument(TypedDict):
     context_bytes: int
     allocator_fragmentation: float
     device_memory_bytes: int
+    memory_limit_bytes: int
     fits: bool
+    fit: FitDocument
     verdict: list[str]
+    advice: NotRequired[AdviceDocument | None]
     host_memory_bytes: NotRequired[int]
     host_bound: NotRequired[dict[str, float]]
     memory_over_time: NotRequired[list[MemoryCurve]]
@@ -226,8 +266,8 @@ class EstimateDocument(TypedDict):
 
 @exact
 class PricedLayout(TypedDict):
-    """A layout that a search priced. `is_tight`: it may well run out of memory; `distance`: to the nearest published run;
-    `score_seconds`: by which layouts are ordered."""
+    """A layout that a search priced. `behind`: why it is not first though it is faster than the first; `distance`: to the nearest
+    published run; `score_seconds`: by which layouts are ordered."""
 
     layout: LayoutDocument
     words: str
@@ -237,8 +277,8 @@ class PricedLayout(TypedDict):
     mfu: float
     memory_bytes: int
     memory_bytes_by_pp_rank: list[int]
-    out_of_memory_probability: float
-    is_tight: bool
+    fit: FitDocument
+    behind: str | None
     distance: float
     score_seconds: float
 
@@ -271,9 +311,11 @@ class PlanDocument(TypedDict):
     constraints: dict[str, list[int | str]]
     best: list[PricedLayout]
     within_interval: int | None
-    closer: StepDocument | None
+    best_step: StepDocument | None
+    advice: AdviceDocument | None
     pareto: list[PricedLayout]
-    roomy: PricedLayout | None
+    riskier: PricedLayout | None
+    surer: PricedLayout | None
     heuristic_baseline: PricedLayout | None
     heuristic_baseline_is_outside: bool
     explanations: list[ExplanationDocument]

@@ -14,7 +14,7 @@ from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
-from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
+from fourfold.explore.prediction_types import AdviceDocument, EstimateDocument, PlanDocument, SimulationDocument, exact
 from fourfold.explore.run_types import ComparisonDocument, MetricsDocument, RunDocument
 from fourfold.explore.task_types import JudgementDocument, TasksDocument
 
@@ -64,6 +64,7 @@ class VerificationDocument(TypedDict):
 
 SCHEMAS: dict[str, type] = {
     "simulate": SimulationDocument,
+    "advice": AdviceDocument,
     "estimate": EstimateDocument,
     "plan": PlanDocument,
     "catalog": CatalogDocument,

@@ -4,7 +4,7 @@ from fourfold.explore.documents import encoded
 
 _START = {
     "overrides": {
-        "model.preset": "llama3-8b",
+        "model.preset": "llama3.1-8b",
         "batch.global_sequences": 64,
         "batch.sequence_length": 8192,
         "precision.compute": "bf16",

@@ -39,5 +39,6 @@ export default defineConfig(({ mode }) => ({
           modulePreload: { polyfill: false },
         },
   server: { proxy: { "/api": "http://127.0.0.1:4404" } },
-  test: { include: ["src/**/*.test.ts"], environment: "node" },
+  // no test is at the mercy of the machine's load: as long as the suite of Python lets one last
+  test: { include: ["src/**/*.test.ts"], environment: "node", testTimeout: 240_000 },
 }));

@@ -43,7 +43,7 @@ def judged(task: Task, setup: Setup) -> dict[str, Any]:
     """The simulation of a learner's setup, and each criterion: what is wanted, what it got, whether it is met. Raises `UserError`
     where a key is changed that the task keeps, and where the setup cannot run."""
     check_locked(task, setup)
-    document = simulate(setup.run_input, setup.stated, **setup.options).to_json()
+    document = simulate(setup.run_input, setup.stated, **setup.options).to_json(advice=False)
     rows = []
     for criterion in task.criteria:
         query = parse_query(criterion.query)

@@ -8,6 +8,12 @@ export interface ActivationColumns {
   peak_bytes: number[];
 }
 
+/** Single changes of a layout that help, the best first. `limit`: what the step spends its time on, where none does. */
+export interface AdviceDocument {
+  changes: ChangeDocument[];
+  limit: string | null;
+}
+
 /** An algorithm in total. `sent_bytes`, `received_bytes`: of the rank with most; `network_bytes`: leave a node, all ranks together. `sweep_seconds`: on buffers of `sweep_bytes`. */
 export interface AlgorithmDocument {
   algorithm: string;
@@ -113,7 +119,7 @@ export interface BlockWeight {
   boxes: (([number, number])[])[];
 }
 
-/** A whole training run. */
+/** A whole training run. `dollars`: for `rented_devices` and spares; `training_dollars`: without failures and spares. */
 export interface CampaignDocument {
   tokens: number;
   steps: number;
@@ -122,7 +128,9 @@ export interface CampaignDocument {
   seconds: number | null;
   device_hours: number | null;
   goodput: number;
+  rented_devices: number;
   dollars: number | null;
+  training_dollars: number | null;
   joules: number | null;
   failures: FailuresDocument | null;
 }
@@ -138,6 +146,16 @@ export interface CatalogDocument {
   schedules: ScheduleRow[];
   keys: KeyDocument[];
   glossary: TermDocument[];
+}
+
+/** A change of a layout that was simulated: overrides to copy, the step with it. `words`: what it gains. */
+export interface ChangeDocument {
+  overrides: string[];
+  step_seconds: number;
+  memory_bytes: number;
+  fits: boolean;
+  fit: FitDocument;
+  words: string;
 }
 
 /** The price of a check for silent corruption. `seconds`: by which a step with it is longer; `share`: of all time. */
@@ -322,6 +340,13 @@ export interface FailuresDocument {
   goodput_with_spares: number;
   spare_devices: number;
   goodput_without_spares: number;
+}
+
+/** Whether a step fits, in a word that follows the probability; null where no published run tells it. `phrase`: as a headline says both. */
+export interface FitDocument {
+  word: "sure" | "likely" | "perhaps" | "unlikely" | "no";
+  probability: number | null;
+  phrase: string;
 }
 
 /** Seconds of all launches by what they went to. */
@@ -600,9 +625,11 @@ export interface PlanDocument {
   constraints: Record<string, (number | string)[]>;
   best: PricedLayout[];
   within_interval: number | null;
-  closer: StepDocument | null;
+  best_step: StepDocument | null;
+  advice: AdviceDocument | null;
   pareto: PricedLayout[];
-  roomy: PricedLayout | null;
+  riskier: PricedLayout | null;
+  surer: PricedLayout | null;
   heuristic_baseline: PricedLayout | null;
   heuristic_baseline_is_outside: boolean;
   explanations: ExplanationDocument[];
@@ -632,7 +659,7 @@ export interface PresetRow {
   overrides: Record<string, unknown>;
 }
 
-/** A layout that a search priced. `is_tight`: it may well run out of memory; `distance`: to the nearest published run; `score_seconds`: by which layouts are ordered. */
+/** A layout that a search priced. `behind`: why it is not first though it is faster than the first; `distance`: to the nearest published run; `score_seconds`: by which layouts are ordered. */
 export interface PricedLayout {
   layout: LayoutDocument;
   words: string;
@@ -642,8 +669,8 @@ export interface PricedLayout {
   mfu: number;
   memory_bytes: number;
   memory_bytes_by_pp_rank: number[];
-  out_of_memory_probability: number;
-  is_tight: boolean;
+  fit: FitDocument;
+  behind: string | null;
   distance: number;
   score_seconds: number;
 }
@@ -823,6 +850,9 @@ export interface SimulationDocument {
   mfu: number;
   hfu: number;
   bubble_fraction: number;
+  imbalance_fraction: number;
+  waiting_fraction: number;
+  busiest_pp_rank: number;
   time_shares: TimeShares;
   spent_seconds: (Record<string, number>)[];
   communication: TrafficDocument[];
@@ -834,8 +864,11 @@ export interface SimulationDocument {
   context_bytes: number;
   allocator_fragmentation: number;
   device_memory_bytes: number;
+  memory_limit_bytes: number;
   fits: boolean;
+  fit: FitDocument;
   verdict: string[];
+  advice?: AdviceDocument | null;
   host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
@@ -894,6 +927,9 @@ export interface StepDocument {
   mfu: number;
   hfu: number;
   bubble_fraction: number;
+  imbalance_fraction: number;
+  waiting_fraction: number;
+  busiest_pp_rank: number;
   time_shares: TimeShares;
   spent_seconds: (Record<string, number>)[];
   communication: TrafficDocument[];
@@ -905,8 +941,11 @@ export interface StepDocument {
   context_bytes: number;
   allocator_fragmentation: number;
   device_memory_bytes: number;
+  memory_limit_bytes: number;
   fits: boolean;
+  fit: FitDocument;
   verdict: string[];
+  advice?: AdviceDocument | null;
   host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
@@ -951,11 +990,12 @@ export interface TextsDocument {
   python: string;
 }
 
-/** Shares of all devices' time; they sum to 1. `exposed`: waiting for collectives, by the axes of their groups. */
+/** Shares of all devices' time; they sum to 1. `exposed`: waiting for collectives, by the axes of their groups. `imbalance`: waiting for pipeline ranks that have more to compute; `bubble`: for the pipeline to fill and drain. */
 export interface TimeShares {
   compute: number;
   exposed: Record<string, number>;
   bubble: number;
+  imbalance: number;
 }
 
 /** The JSON trace event format. */
@@ -1020,6 +1060,7 @@ export interface WeightSplit {
 /** The type of each document, by its name. */
 export interface Documents {
   simulate: SimulationDocument;
+  advice: AdviceDocument;
   estimate: EstimateDocument;
   plan: PlanDocument;
   catalog: CatalogDocument;

@@ -50,6 +50,7 @@ export const palette = {
       "name": "bubble",
       "kinds": [
         "pipeline bubble",
+        "imbalance",
         "waiting"
       ]
     }

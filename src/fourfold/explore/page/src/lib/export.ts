@@ -45,20 +45,103 @@ export function svgText(svg: SVGSVGElement): string {
   return new XMLSerializer().serializeToString(copy);
 }
 
-/** The SVG as pixels, twice as many as on the screen. */
-export async function pngOf(svg: SVGSVGElement): Promise<Blob> {
-  const { width, height } = svg.getBoundingClientRect();
+/** What stands around a picture: its title and sentence, its colours' words, where it is from. */
+export interface Caption {
+  title: string;
+  said: string;
+  legend: readonly { name: string; colour: string }[];
+  source: string;
+}
+
+const XML = "http://www.w3.org/2000/svg";
+const MARGIN = 16;
+const LINE = 17;
+/** Mean width of a letter of 12 pixels. */
+const LETTER = 6.4;
+
+/** A picture with its caption, as a file of its own. `inner`: an SVG's text, or the address of pixels. */
+export function captioned(inner: string, width: number, height: number, caption: Caption): string {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name: string): string => style.getPropertyValue(name).trim();
+  const full = Math.max(width, 420) + 2 * MARGIN;
+  const said = wrapped(caption.said, full - 2 * MARGIN);
+  const top = MARGIN + 22 + LINE * said.length + 8;
+  const places = laidOut(caption.legend, full - 2 * MARGIN);
+  const rows = Math.max(0, ...places.map(({ row }) => row + 1));
+  const source = wrapped(caption.source, full - 2 * MARGIN);
+  const legendTop = top + height + 14;
+  const sourceTop = legendTop + rows * LINE + 6;
+  const bottom = sourceTop + source.length * LINE + MARGIN - 6;
+  const text = (
+    x: number,
+    y: number,
+    words: string,
+    more = `fill="${colour("--soft")}" font-size="12"`,
+  ): string => `<text x="${x}" y="${y}" ${more}>${escaped(words)}</text>`;
+  const picture = inner.startsWith("data:")
+    ? `<image x="${MARGIN}" y="${top}" width="${width}" height="${height}" href="${inner}"/>`
+    : inner.replace("<svg ", `<svg x="${MARGIN}" y="${top}" `);
+  return [
+    `<svg xmlns="${XML}" width="${full}" height="${bottom}" viewBox="0 0 ${full} ${bottom}" font-family="system-ui, sans-serif">`,
+    `<rect width="100%" height="100%" fill="${colour("--surface")}"/>`,
+    text(MARGIN, MARGIN + 12, caption.title, `fill="${colour("--ink")}" font-size="15" font-weight="650"`),
+    ...said.map((line, index) => text(MARGIN, MARGIN + 32 + LINE * index, line)),
+    picture,
+    ...places.map(
+      ({ name, colour: fill, x, row }) =>
+        `<rect x="${MARGIN + x}" y="${legendTop + LINE * row}" width="11" height="11" rx="3" fill="${fill}"/>` +
+        text(MARGIN + x + 16, legendTop + LINE * row + 10, name),
+    ),
+    ...source.map((line, index) => text(MARGIN, sourceTop + 10 + LINE * index, line)),
+    "</svg>",
+  ].join("\n");
+}
+
+/** Words in lines of so many pixels; a word that is longer is cut. */
+function wrapped(words: string, width: number): string[] {
+  const most = Math.max(8, Math.floor(width / LETTER));
+  const lines: string[] = [];
+  for (const word of words
+    .split(/\s+/)
+    .flatMap((each) => each.match(new RegExp(`.{1,${most}}`, "g")) ?? [])) {
+    const last = lines.at(-1);
+    if (last !== undefined && last.length + 1 + word.length <= most)
+      lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+function laidOut(
+  legend: Caption["legend"],
+  width: number,
+): { name: string; colour: string; x: number; row: number }[] {
+  let [x, row] = [0, 0];
+  return legend.map((each) => {
+    const wide = 16 + LETTER * each.name.length + 16;
+    if (x > 0 && x + wide > width) [x, row] = [0, row + 1];
+    const place = { ...each, x, row };
+    x += wide;
+    return place;
+  });
+}
+
+const escaped = (text: string): string =>
+  text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+
+/** An SVG's text as pixels, twice as many as it says. */
+export async function pngOf(text: string): Promise<Blob> {
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(svg))}`;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   await image.decode();
   const canvas = document.createElement("canvas");
-  canvas.width = 2 * width;
-  canvas.height = 2 * height;
+  canvas.width = 2 * image.width;
+  canvas.height = 2 * image.height;
   canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
   return pngOfCanvas(canvas);
 }
 
-export function pngOfCanvas(canvas: HTMLCanvasElement): Promise<Blob> {
+function pngOfCanvas(canvas: HTMLCanvasElement): Promise<Blob> {
   return new Promise((resolve, reject) =>
     canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture could not be made")))),
   );

@@ -1,6 +1,7 @@
 /** Documents of the server, typed as `src/generated/documents.ts` says. */
 
 import type { Documents } from "$generated/documents.ts";
+import { connection } from "./connection.svelte.ts";
 import { embedded, isFile } from "./embedded.ts";
 
 export class Refused extends Error {
@@ -66,13 +67,7 @@ async function post(name: string, body: object, view: string, signal?: AbortSign
   const headers = { "Content-Type": "application/json", "X-Window": WINDOW, "X-View": view };
   const request: RequestInit = { method: "POST", headers, body: JSON.stringify(body) };
   if (signal) request.signal = signal;
-  let answer: Response;
-  try {
-    answer = await fetch(`./api/${name}`, request);
-  } catch (error) {
-    if (signal?.aborted) throw error;
-    throw new Refused("fourfold explore does not answer; is it still running in the terminal?", 0);
-  }
+  const answer = await connection.fetch(`./api/${name}`, request);
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   throw new Refused(String((said as { error: unknown }).error), answer.status);

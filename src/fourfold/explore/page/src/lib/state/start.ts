@@ -3,7 +3,7 @@
 import type { Params } from "./url.ts";
 
 export const START: Params = {
-  "model.preset": "llama3-8b",
+  "model.preset": "llama3.1-8b",
   cluster: "dgx-h100:8",
   "batch.global_sequences": "64",
   "batch.sequence_length": "8192",
@@ -15,8 +15,13 @@ export const START: Params = {
   failure_hours: "50k",
 };
 
-/** The state, or the start where it says nothing of a model. */
+/** Keys without which there is no step: a link may leave them out. */
+const NEEDED = ["cluster", "batch.global_sequences", "batch.sequence_length", "precision.compute"] as const;
+
+/** The state, with the start's keys where it says nothing of a model, and with those that a step needs where it has a model alone. */
 export function orStart(params: Params): Params {
-  const says = params.run !== undefined || Object.keys(params).some((key) => key.startsWith("model."));
-  return says ? params : { ...START, ...params };
+  if (params.run !== undefined) return params;
+  if (!Object.keys(params).some((key) => key.startsWith("model."))) return { ...START, ...params };
+  const filled = NEEDED.filter((key) => params[key] === undefined).map((key) => [key, START[key] ?? ""]);
+  return filled.length > 0 ? { ...Object.fromEntries(filled), ...params } : params;
 }

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { History } from "./history.ts";
 import { setupOf, textOf, valueFrom } from "./setup.ts";
+import { orStart, START } from "./start.ts";
 import { readHash, withChanges, writeHash } from "./url.ts";
 
 test("an address is read back as it was written", () => {
@@ -58,4 +59,18 @@ test("quick changes of one control are one step of undo", () => {
   expect(history.redo(0)).toBe(10);
   expect(history.redo(10)).toBe(11);
   expect(history.canRedo).toBe(false);
+});
+
+test("a short link is filled with what a step needs, and no more", () => {
+  expect(orStart({})).toEqual(START);
+  expect(orStart({ "layout.tp": "2" })).toEqual({ ...START, "layout.tp": "2" });
+  const { cluster, ...rest } = orStart({ "model.preset": "llama3-70b", cluster: "dgx-h100:64" });
+  expect(cluster).toBe("dgx-h100:64");
+  expect(rest).toEqual({
+    "model.preset": "llama3-70b",
+    "batch.global_sequences": START["batch.global_sequences"],
+    "batch.sequence_length": START["batch.sequence_length"],
+    "precision.compute": START["precision.compute"],
+  });
+  expect(orStart({ run: "preset:x" })).toEqual({ run: "preset:x" });
 });

@@ -3,7 +3,9 @@
 import { catalog } from "$lib/api/catalog.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
+import type { Params } from "$lib/state/url.ts";
 import { plainName } from "$lib/units.ts";
+import { valuesOf } from "../strategy/editing.svelte.ts";
 
 export const KINDS = [
   { value: "all_reduce", label: "all-reduce" },
@@ -13,12 +15,17 @@ export const KINDS = [
 ] as const;
 export type Kind = (typeof KINDS)[number]["value"];
 
+export type Axis = "tp" | "cp" | "ep";
+const MOST_RANKS = 16;
+
 class Choice {
   #get: (key: string) => string | undefined;
+  #params: () => Params;
 
-  /** `get`: a parameter of the state whose choices these are. */
-  constructor(get: (key: string) => string | undefined) {
+  /** `get`: a parameter of the state whose choices these are; `params`: all of them. */
+  constructor(get: (key: string) => string | undefined, params: () => Params) {
     this.#get = get;
+    this.#params = params;
   }
 
   #number(key: string, otherwise: number): number {
@@ -52,17 +59,27 @@ class Choice {
     return Math.max(0, Math.round(this.#number("step", 1)));
   }
 
-  /** Degrees of an axis that cuts a block. */
+  /** The set-up's degree of an axis, where it cuts a block into parts that can be drawn. */
+  setup(axis: Axis): number | undefined {
+    const degree = Number(valuesOf(this.#params())[`layout.${axis}`] ?? 1);
+    return degree > 1 && degree <= MOST_RANKS ? degree : undefined;
+  }
+
+  /** The degree of an axis that cuts a block: stated on this page, else the set-up's. */
+  degree(axis: Axis): number {
+    return this.#number(axis, this.setup(axis) ?? 4);
+  }
+
   get tp(): number {
-    return this.#number("tp", 4);
+    return this.degree("tp");
   }
 
   get cp(): number {
-    return this.#number("cp", 4);
+    return this.degree("cp");
   }
 
   get ep(): number {
-    return this.#number("ep", 4);
+    return this.degree("ep");
   }
 
   get sequenceParallel(): boolean {
@@ -95,7 +112,10 @@ class Choice {
 }
 
 /** What the controls stand at. */
-export const choice = new Choice((key) => session.get(key));
+export const choice = new Choice(
+  (key) => session.get(key),
+  () => session.params,
+);
 /** What is shown: the collective's steps, ZeRO in its stages, a block cut three ways. */
 export const page = new Shown("collectives", {
   steps: "collective",
@@ -109,7 +129,10 @@ export const page = new Shown("collectives", {
   expert: "block",
 });
 /** The choices that are shown: those of its documents. */
-export const shown = new Choice((key) => page.params[key]);
+export const shown = new Choice(
+  (key) => page.params[key],
+  () => page.params,
+);
 
 /** The model's name in the state that is shown, or what stands for one. */
 export const modelShown = (otherwise: string): string =>

@@ -11,11 +11,13 @@ export const STAGES = [
 ] as const;
 type StageName = (typeof STAGES)[number]["name"];
 
-/** The requests of all stages. */
-export function stages(setup: Setup): Record<StageName, object> {
+/** The requests of all stages. `degree`: of the set-up's data parallelism, where it is stated; replicas share it. */
+export function stages(setup: Setup, degree: number | undefined): Record<StageName, object> {
   const { "layout.dp_shard": _, ...kept } = setup.overrides;
   const bodies = STAGES.map(({ name, zero, replicas }) => {
-    const overrides = { ...kept, "layout.zero": zero, "layout.dp_replicate": replicas };
+    const shards =
+      degree === undefined ? {} : { "layout.dp_shard": Math.max(1, Math.floor(degree / replicas)) };
+    const overrides = { ...kept, ...shards, "layout.zero": zero, "layout.dp_replicate": replicas };
     return [name, { ...setup, overrides, memory: true }];
   });
   return Object.fromEntries(bodies) as Record<StageName, object>;

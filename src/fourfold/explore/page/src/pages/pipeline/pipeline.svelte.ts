@@ -1,22 +1,45 @@
 /** What the page's address says of the pipeline, with what holds where it says nothing. */
 
+import type { StepDocument } from "$generated/documents.ts";
 import { catalog } from "$lib/api/catalog.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { setupOf } from "$lib/state/setup.ts";
 import type { Params } from "$lib/state/url.ts";
+import { valuesOf } from "../strategy/editing.svelte.ts";
 
 export const PASSES = ["F", "I", "W", "transfer"] as const;
 export type Pass = (typeof PASSES)[number];
+/** Parameters of a pipeline of one's own, beside the set-up's. */
+const OWN = ["ranks", "microbatches", "v", "schedule", "times", ...PASSES];
 
 class Pipeline {
   #get: (key: string) => string | undefined;
   #params: () => Params;
+  #step: () => StepDocument | undefined;
 
-  /** The pipeline of a state: one parameter of it, and all of them. */
-  constructor(get: (key: string) => string | undefined, params: () => Params) {
+  /** The pipeline of a state: one parameter of it, all of them, and the set-up's step where that is drawn. */
+  constructor(
+    get: (key: string) => string | undefined,
+    params: () => Params,
+    step: () => StepDocument | undefined,
+  ) {
     this.#get = get;
     this.#params = params;
+    this.#step = step;
+  }
+
+  /** Whether the pipeline is one's own: some of it is stated on this page, or the set-up has none. */
+  get isFree(): boolean {
+    return OWN.some((name) => this.#get(`pipeline.${name}`) !== undefined) || !this.hasSetup;
+  }
+  /** Whether the set-up has a pipeline. */
+  get hasSetup(): boolean {
+    return Number(valuesOf(this.#params())["layout.pp"] ?? 1) > 1;
+  }
+  /** The step of the set-up, where its pipeline is drawn. */
+  get setup(): StepDocument | undefined {
+    return this.isFree ? undefined : this.#step();
   }
 
   #number(key: string, usual: number): number {
@@ -26,20 +49,22 @@ class Pipeline {
 
   get ranks(): number {
     const stated = this.#number("layout.pp", 1);
-    return this.#number("pipeline.ranks", stated > 1 ? stated : 4);
+    return this.setup?.layout.pp ?? this.#number("pipeline.ranks", stated > 1 ? stated : 4);
   }
   get microbatches(): number {
-    return this.#number("pipeline.microbatches", Math.max(8, 2 * this.ranks));
+    return this.setup?.num_microbatches ?? this.#number("pipeline.microbatches", Math.max(8, 2 * this.ranks));
   }
   get virtualStages(): number {
-    return this.#number("pipeline.v", Math.max(2, this.#number("layout.virtual_stages", 2)));
+    const stated = Math.max(2, this.#number("layout.virtual_stages", 2));
+    return this.setup?.layout.virtual_stages ?? this.#number("pipeline.v", stated);
   }
   get schedule(): string {
-    return this.#get("pipeline.schedule") ?? this.#get("layout.schedule") ?? "1f1b";
+    const stated = this.#get("pipeline.schedule") ?? this.#get("layout.schedule") ?? "1f1b";
+    return this.setup?.layout.schedule ?? stated;
   }
   /** Whether stages take the seconds of the cluster; else times that are set. */
   get priced(): boolean {
-    return this.#get("pipeline.times") === "cluster";
+    return this.setup !== undefined || this.#get("pipeline.times") === "cluster";
   }
   /** Whether the critical path is drawn. */
   get pathed(): boolean {
@@ -48,8 +73,27 @@ class Pipeline {
   time(pass: Pass): number {
     return this.#number(`pipeline.${pass}`, pass === "transfer" ? 0 : 1);
   }
+  /** Changes a parameter; one of the set-up's pipeline makes it one's own, which begins as the set-up's. */
   put(name: string, value: string | number | undefined): void {
-    session.change({ [`pipeline.${name}`]: value === undefined ? undefined : String(value) });
+    const begun = OWN.includes(name) && !this.isFree ? this.#detached() : {};
+    session.change({ ...begun, [`pipeline.${name}`]: value === undefined ? undefined : String(value) });
+  }
+  /** Makes the pipeline one's own, as it is. */
+  detach(): void {
+    session.change(this.#detached());
+  }
+  /** Draws the set-up's. */
+  follow(): void {
+    session.change(Object.fromEntries(OWN.map((name) => [`pipeline.${name}`, undefined])));
+  }
+  #detached(): Record<string, string> {
+    return {
+      "pipeline.ranks": String(this.ranks),
+      "pipeline.microbatches": String(this.microbatches),
+      "pipeline.v": String(this.virtualStages),
+      "pipeline.schedule": this.schedule,
+      "pipeline.times": "cluster",
+    };
   }
   /** The names of all schedules, in the catalog's order. */
   get names(): string[] {
@@ -73,14 +117,30 @@ class Pipeline {
 export const pipeline = new Pipeline(
   (key) => session.get(key),
   () => session.params,
+  () => page.documents.step,
 );
-/** What is shown. */
-export const page = new Shown("pipeline", { drawn: "pipeline" });
+/** What is shown: the set-up's step where its pipeline is drawn, and the pipeline. */
+export const page = new Shown("pipeline", { step: "simulate", drawn: "pipeline" });
 /** The pipeline that is drawn. */
 export const shown = new Pipeline(
   (key) => page.params[key],
   () => page.params,
+  () => page.documents.step,
 );
+/** The requests of a state. */
+export function asked(): {
+  step: object | undefined;
+  drawn: object | ((found: { step?: StepDocument }) => object | undefined);
+} {
+  if (pipeline.isFree) return { step: undefined, drawn: pipeline.body() };
+  const setup = setupOf(session.params);
+  return { step: setup, drawn: ({ step }) => (step ? bodyOf(setup, step) : undefined) };
+}
+/** The set-up's own pipeline, in seconds. */
+function bodyOf(setup: object, step: StepDocument): object {
+  const { schedule, pp, virtual_stages } = step.layout;
+  return { ...setup, schedule, ranks: pp, microbatches: step.num_microbatches, virtual_stages };
+}
 export const scheduleName = (name: string): string =>
   ({ "1f1b": "1F1B", gpipe: "GPipe", dualpipe_v: "DualPipeV", interleaved_1f1b: "interleaved" })[name] ??
   name

@@ -3,7 +3,7 @@
 import type { ExplanationDocument, PlanDocument, PricedLayout } from "$generated/documents.ts";
 import { type Progress, search } from "$lib/api/client.ts";
 import { type Setup, textOf, type Value } from "$lib/state/setup.ts";
-import { perCent, precise } from "$lib/units.ts";
+import { perCent } from "$lib/units.ts";
 
 /** Options of a setup that a plan does not take. */
 const NOT_OF_PLANS = ["checkpoint_seconds", "restart_seconds", "repair_seconds"];
@@ -86,13 +86,8 @@ const LIKE = 0.0005;
 export function beside(each: PricedLayout, best: PricedLayout): string {
   const slower = each.step_seconds / best.step_seconds - 1;
   if (slower > LIKE) return `${perCent(slower)} slower`;
-  const worse = [];
-  if (each.out_of_memory_probability > best.out_of_memory_probability + 0.005)
-    worse.push(`${perCent(each.out_of_memory_probability, 0)} likely to run out of memory`);
-  if (each.distance > best.distance + 0.05)
-    worse.push(`${precise(each.distance - best.distance)} farther from the nearest measured run`);
-  const why = worse.length > 0 ? `, but ${worse.join(", ")}` : "";
-  return `${slower < -LIKE ? `${perCent(-slower)} faster` : "as fast"}${why}`;
+  if (slower >= -LIKE) return "as fast";
+  return `${perCent(-slower)} faster${each.behind === null ? "" : `, and behind: ${each.behind}`}`;
 }
 
 /** A layout that was found, as parameters. */

@@ -25,9 +25,12 @@ test("no second is lost, and no byte", () => {
     "exposed tp communication": 1,
     "tp reduce": 0.5,
     "pipeline bubble": 2,
+    imbalance: 0.5,
     host: 0.25,
   });
-  expect([shares.compute, shares.bubble, shares.exposed.get("tp")]).toEqual([3.25, 2, 1.5]);
+  expect([shares.compute, shares.bubble, shares.imbalance, shares.exposed.get("tp")]).toEqual([
+    3.25, 2, 0.5, 1.5,
+  ]);
   const memory = memoryOf({
     pp_rank: 0,
     device_bytes: 120,

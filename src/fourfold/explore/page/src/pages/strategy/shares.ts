@@ -5,6 +5,7 @@ import { type MemoryGroup, memoryGroup } from "$lib/palette.ts";
 
 const EXPOSED = /^exposed (\S+) communication$|^(\S+) (?:reduce|gather|parameter all gather|reduce tied)$/;
 const BUBBLE = "pipeline bubble";
+const IMBALANCE = "imbalance";
 
 /** The axes of the group that a kind of time waits for; undefined of time that is none. */
 export function exposedAxes(kind: string): string | undefined {
@@ -16,15 +17,17 @@ export interface Shares {
   compute: number;
   exposed: Map<string, number>;
   bubble: number;
+  imbalance: number;
 }
 
-/** Seconds of a pipeline rank: what computes, what waits for whom, the bubble. */
+/** Seconds of a pipeline rank: what computes, what waits for whom, the bubble, imbalance. */
 export function sharesOf(spent: Readonly<Record<string, number>>): Shares {
-  const found: Shares = { compute: 0, exposed: new Map(), bubble: 0 };
+  const found: Shares = { compute: 0, exposed: new Map(), bubble: 0, imbalance: 0 };
   for (const [kind, seconds] of Object.entries(spent)) {
     const axes = exposedAxes(kind);
     if (axes !== undefined) found.exposed.set(axes, (found.exposed.get(axes) ?? 0) + seconds);
     else if (kind === BUBBLE) found.bubble += seconds;
+    else if (kind === IMBALANCE) found.imbalance += seconds;
     else found.compute += seconds;
   }
   return found;

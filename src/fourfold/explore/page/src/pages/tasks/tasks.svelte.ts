@@ -15,6 +15,12 @@ class Tasks {
   progress = $state.raw<Progress>(stored());
   #asked = false;
 
+  constructor() {
+    addEventListener("storage", ({ key }) => {
+      if (key === KEY) this.progress = stored();
+    });
+  }
+
   async load(): Promise<void> {
     if (this.#asked) return;
     this.#asked = true;
@@ -40,13 +46,14 @@ class Tasks {
     return this.progress[id] ?? {};
   }
 
+  /** Notes what was reached, beside what another tab has noted meanwhile. */
   note(id: string, done: Done): void {
-    this.#put(joined(this.progress, { [id]: done }));
+    this.#put(joined(joined(stored(), this.progress), { [id]: done }));
   }
 
   /** Takes over progress from a file. Throws where it is none. */
   take(text: string): void {
-    this.#put(joined(this.progress, readProgress(text)));
+    this.#put(joined(joined(stored(), this.progress), readProgress(text)));
   }
 
   forget(): void {

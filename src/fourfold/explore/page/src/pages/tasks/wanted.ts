@@ -9,7 +9,7 @@ const WORDS: Readonly<Record<string, string>> = {
   ">": "more than",
   "<": "less than",
 };
-const SHARES = /(^|\.)(mfu|hfu|goodput|bubble_fraction|compute)$|^time_shares\./;
+const SHARES = /(^|\.)(mfu|hfu|goodput|bubble_fraction|waiting_fraction|compute)$|^time_shares\./;
 
 /** A value at a path; its unit is in its name. */
 export function valueText(path: string, value: CriterionResult["got"]): string {

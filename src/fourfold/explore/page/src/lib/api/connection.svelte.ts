@@ -1,0 +1,38 @@
+/** Whether the server answers. A request that it does not answer is made again, later and later, until it does or is given up. */
+
+const FIRST_MS = 400;
+const GROWTH = 1.7;
+const LATEST_MS = 8000;
+
+class Connection {
+  /** The server did not answer the last request. */
+  lost = $state(false);
+
+  /** The answer to a request, however often it has to be made. Throws once it is given up. */
+  async fetch(address: string, request: RequestInit): Promise<Response> {
+    for (let delay = FIRST_MS; ; delay = Math.min(GROWTH * delay, LATEST_MS)) {
+      try {
+        const answer = await fetch(address, request);
+        this.lost = false;
+        return answer;
+      } catch (error) {
+        if (request.signal?.aborted) throw error;
+        this.lost = true;
+        await rest(delay, request.signal ?? undefined);
+      }
+    }
+  }
+}
+
+/** Waits, but no longer than the request is wanted. */
+function rest(milliseconds: number, signal: AbortSignal | undefined): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason as Error);
+    });
+  });
+}
+
+export const connection = new Connection();
