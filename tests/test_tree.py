@@ -23,7 +23,6 @@ SHORT = {
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "cli/outcome.py": "the end of a run, which both ways to start its ranks print",
-    "api/numbers.py": "numbers with suffixes, for every command",
     "api/software.py": "options of software, for every command that prices",
     "cli/data.py": "one command, one file",
     "cli/doctor.py": "one command, one file",

@@ -19,6 +19,8 @@ from pathlib import Path
 from tools.install import NEWEST, OLDEST
 
 ROOT = Path(__file__).resolve().parent.parent
+PLACEHOLDER = "GIT-ADDRESS"
+"""The project's own address, in the README of a version that is not released yet."""
 _TOP = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
 _BACKEND = ("__init__.py", "build_page.py")
 _PAGE, _PAGE_SOURCE = "fourfold/explore/dist/", "fourfold/explore/page/"
@@ -60,6 +62,18 @@ def wheel_faults(wheel: Path, source: Path) -> list[str]:
     if not any(name.endswith("licenses/LICENSE") for name in inside):
         faults.append(f"{wheel.name} lacks the licence")
     return faults
+
+
+def release_faults(readme: str, changelog: str, version: str) -> list[str]:
+    """Faults of a release: a README that leaves the project's address open. A version is released once the changelog dates it."""
+    heading = next((line for line in changelog.splitlines() if line.startswith(f"## [{version}]")), None)
+    if heading is None:
+        return [f"CHANGELOG.md has no heading ## [{version}]"]
+    if heading.endswith("unreleased") or PLACEHOLDER not in readme:
+        return []
+    return [
+        f"README.md says {PLACEHOLDER} where {heading.removeprefix('## ')} is released; write the project's address there"
+    ]
 
 
 def _run(*command: str | Path, quiet: bool = True, **more: object) -> None:
@@ -129,6 +143,8 @@ def main(arguments: list[str]) -> int:
     wheel, source = _build(Path(arguments[0] if arguments else "dist"))
     _run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
     faults = wheel_faults(wheel, ROOT / "src" / "fourfold")
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CHANGELOG.md")]
+    faults += release_faults(*texts, wheel.name.split("-")[1])
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     faults += [f"{source.name} lacks {name}" for name in _TOP if name not in names]

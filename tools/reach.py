@@ -2,6 +2,7 @@
 
 python -m tools.reach record PYTEST-ARGUMENTS      # runs tests so; writes .reach/reach.sqlite and tests/reach.json
 python -m tools.reach of FILE [PYTEST-ARGUMENTS]   # runs the tests that execute a file or a module; `make tests-of FILE`
+python -m tools.reach renew PYTEST-ARGUMENTS       # records these tests alone: rows of new files, none of files that are gone
 """
 
 import ast
@@ -13,9 +14,10 @@ import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".reach"
@@ -43,21 +45,23 @@ disable_warnings = no-data-collected, module-not-measured, module-not-imported, 
 def main(arguments: Sequence[str]) -> int:
     match arguments:
         case ["record", *rest]:
-            return record(rest)
+            return record(rest, map_of)
+        case ["renew", *rest]:
+            return record(rest, lambda reach: renewed(json.loads(MAP.read_text(encoding="utf-8")), map_of(reach), ROOT))
         case ["of", file, *rest]:
             return run_tests_of(file, rest)
     print(__doc__, file=sys.stderr)
     return 2
 
 
-def record(arguments: Sequence[str]) -> int:
-    """Runs pytest with every process watched, then renews the map; the exit code is pytest's."""
+def record(arguments: Sequence[str], made: Callable[["Reach"], dict[str, Any]]) -> int:
+    """Runs pytest with every process watched, then writes the map `made` of it; the exit code is pytest's."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     watched = {**os.environ, **watching(FOLDER, ROOT / "src" / "fourfold")}
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.reach", *arguments]
     code = subprocess.run(command, cwd=ROOT, env=watched, check=False).returncode
     gather(FOLDER, ROOT)
-    MAP.write_text(json.dumps(map_of(Reach(FOLDER)), separators=(",", ":")).replace("],", "],\n") + "\n", "utf-8")
+    MAP.write_text(json.dumps(made(Reach(FOLDER)), separators=(",", ":")).replace("],", "],\n") + "\n", "utf-8")
     return code
 
 
@@ -84,7 +88,7 @@ def run_tests_of(wanted: str, arguments: Sequence[str]) -> int:
             return 2
         name = package
     numbers, total = known["files"][name]["tests"], known["files"][name]["number"]
-    tests = [test for test in (known["tests"][number] for number in numbers) if _exists(test)]
+    tests = [test for test in (known["tests"][number] for number in numbers) if _exists(test, ROOT)]
     print(
         f"{len(tests)} of the {total} tests that execute {name}, those that execute much of it and little else first:"
     )
@@ -93,10 +97,10 @@ def run_tests_of(wanted: str, arguments: Sequence[str]) -> int:
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
-def _exists(test: str) -> bool:
+def _exists(test: str, root: Path) -> bool:
     """Whether a test of the map is still there: it may have another name since the map was made."""
     file, _, function = test.partition("::")
-    path = ROOT / file
+    path = root / file
     return path.is_file() and f"def {function.split('::')[-1]}(" in path.read_text(encoding="utf-8")
 
 
@@ -202,7 +206,7 @@ def function_lines(source: str) -> int:
     return bits
 
 
-def map_of(reach: Reach) -> dict[str, object]:
+def map_of(reach: Reach) -> dict[str, Any]:
     """The tests of each file, at most `MOST_TESTS`: those in the folder of its package first, of these the ones that execute much
     of it and little else: by the square of the lines of it that a test executes, over all lines that the test executes."""
     lines = reach.lines_by_function()
@@ -215,11 +219,28 @@ def map_of(reach: Reach) -> dict[str, object]:
         own = f"tests/{file.removeprefix('src/fourfold/').split('/')[0]}/"
         return sorted(counts, key=lambda test: (not test.startswith(own), -(counts[test] ** 2) / totals[test], test))
 
-    best = {file: ordered(file, counts)[:MOST_TESTS] for file, counts in sorted(lines.items())}
-    names = sorted({test for tests in best.values() for test in tests})
+    best = {file: ordered(file, counts)[:MOST_TESTS] for file, counts in lines.items()}
+    return _numbered({file: (len(lines[file]), tests) for file, tests in best.items()})
+
+
+def renewed(known: Mapping[str, Any], latest: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """A map without the files and tests that are gone, and with the files that only the `latest` one knows."""
+    rows = {}
+    for each in (latest, known):
+        for file, row in each["files"].items():
+            if (root / file).is_file():
+                tests = [each["tests"][place] for place in row["tests"]]
+                rows[file] = (row["number"], [test for test in tests if _exists(test, root)])
+    return _numbered(rows)
+
+
+def _numbered(rows: Mapping[str, tuple[int, Sequence[str]]]) -> dict[str, Any]:
+    """(Number of its tests, the best of them) of each file as a map, in which a test's name stands once."""
+    names = sorted({test for _, tests in rows.values() for test in tests})
     places = {name: place for place, name in enumerate(names)}
     files = {
-        file: {"number": len(lines[file]), "tests": [places[test] for test in tests]} for file, tests in best.items()
+        file: {"number": number, "tests": [places[test] for test in tests]}
+        for file, (number, tests) in sorted(rows.items())
     }
     return {"tests": names, "files": files}
 

@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tools.reach import MAP, MOST_TESTS, Reach, function_lines, gather, main, map_of, watching
+from tools.reach import MAP, MOST_TESTS, Reach, function_lines, gather, main, map_of, renewed, watching
 
 ROOT = MAP.parents[1]
 MODULE = """VALUE = 1
@@ -139,6 +140,22 @@ def test_the_map_names_functions_those_that_execute_much_of_it_first(reach: Reac
     assert names(ordered[:4]) == {"here", "served", "in_a_process_of_its_own", "in_a_fork"}, "two lines of it"
 
 
+def test_a_renewed_map_forgets_what_is_gone_and_learns_what_is_new(reach: Reach, tmp_path: Path) -> None:
+    for file, text in {"src/module.py": "", "src/old.py": "", "test_module.py": TESTS}.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    known = {
+        "tests": ["test_gone.py::test_a", "test_module.py::test_gone", "test_module.py::test_here"],
+        "files": {"src/gone.py": {"number": 1, "tests": [0]}, "src/old.py": {"number": 9, "tests": [2, 1]}},
+    }
+    found = renewed(known, map_of(reach), tmp_path)
+    assert set(found["files"]) == {"src/module.py", "src/old.py"}
+    assert [found["tests"][place] for place in found["files"]["src/old.py"]["tests"]] == ["test_module.py::test_here"]
+    assert found["files"]["src/old.py"]["number"] == 9
+    assert len(found["files"]["src/module.py"]["tests"]) == 6
+    assert "test_gone.py::test_a" not in found["tests"]
+
+
 def test_bodies_of_functions_are_lines_that_an_import_leaves_alone() -> None:
     assert [line for line in range(20) if function_lines(MODULE) >> line & 1] == [5, 9, 12, 16]
 
@@ -147,7 +164,7 @@ def test_the_map_of_this_tree_names_tests_that_exist_for_files_that_exist() -> N
     known = json.loads(MAP.read_text(encoding="utf-8"))
     gone = [name for name in known["files"] if not (ROOT / name).is_file()]
     gone += [name for name in {test.split("::")[0] for test in known["tests"]} if not (ROOT / name).is_file()]
-    assert gone == [], "what works: make test-all, or take the rows out of tests/reach.json"
+    assert gone == [], "what works: python -m tools.reach renew, with the tests of what is new"
     assert max(len(file["tests"]) for file in known["files"].values()) <= MOST_TESTS
     laws = [known["tests"][place] for place in known["files"]["src/fourfold/program/reductions.py"]["tests"]]
     assert any("test_laws_of_bytes" in law for law in laws)

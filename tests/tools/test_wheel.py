@@ -5,7 +5,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from tools.check_wheel import ROOT, interpreters, package_data, wheel_faults
+from tools.check_wheel import PLACEHOLDER, ROOT, interpreters, package_data, release_faults, wheel_faults
 
 SOURCE = ROOT / "src" / "fourfold"
 
@@ -58,3 +58,13 @@ def test_every_version_is_looked_for_and_one_that_does_not_start_is_none(tmp_pat
     expected = {"3.11": None, "3.12": tmp_path / "python3.12", "3.13": None, "3.14": tmp_path / "python3.14"}
     expected[f"3.{sys.version_info[1]}"] = Path(sys.executable)
     assert interpreters([tmp_path]) == expected
+
+
+def test_a_release_states_where_it_comes_from() -> None:
+    readme, changelog = ((ROOT / name).read_text() for name in ("README.md", "CHANGELOG.md"))
+    assert release_faults(readme, changelog, "0.1.0") == []
+    open_ = f"pip install git+{PLACEHOLDER}"
+    assert release_faults(open_, "## [0.1.0] - unreleased", "0.1.0") == []
+    assert "README.md says GIT-ADDRESS" in release_faults(open_, "## [0.1.0] - 2027-01-01", "0.1.0")[0]
+    assert release_faults("pip install git+https://example.org/f.git", "## [0.1.0] - 2027-01-01", "0.1.0") == []
+    assert release_faults(open_, "## [0.1.0] - unreleased", "0.2.0") == ["CHANGELOG.md has no heading ## [0.2.0]"]
