@@ -19,12 +19,13 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 def read_tracebacks(folder: Path, pids: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
     """By rank: the calls of its main thread, innermost first, as `file:line function`; without ranks that did not answer.
 
-    `pids`: processes by rank. Ranks that are stopped cannot answer and are not asked.
+    `pids`: processes by rank. Ranks that are stopped cannot answer and are not asked; a process that is no rank of this folder is
+    left alone, whatever a file says, since the signal would end it.
     """
     begins = {}
     for rank, pid in pids.items():
         path = traceback_file(folder, rank)
-        if process_state(pid) in ("R", "S", "D") and path.exists():
+        if process_state(pid) in ("R", "S", "D") and answers_into(pid, path):
             begins[rank] = path.stat().st_size
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, TRACEBACKS)
@@ -36,6 +37,20 @@ def read_tracebacks(folder: Path, pids: Mapping[int, int]) -> dict[int, tuple[st
             if frames := _main_thread(traceback_file(folder, rank), begin):
                 found[rank] = frames
     return found
+
+
+def answers_into(pid: int, path: Path) -> bool:
+    """Whether a process holds that file of tracebacks open, which a rank does from when it is ready to be asked: the proof that
+    the process is a rank of the file's run. Numbers of processes in a folder prove nothing: they are given again, or made up."""
+    try:
+        wanted, name = path.stat(), str(path.resolve())
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if os.readlink(link) == name and os.path.samestat(link.stat(), wanted):
+                    return True
+    except OSError:
+        return False
+    return False
 
 
 def _main_thread(path: Path, begin: int) -> tuple[str, ...]:

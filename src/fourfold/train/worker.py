@@ -103,11 +103,12 @@ def _train(out: Path) -> int:
 
 
 def _write_tracebacks_on_request(out: Path) -> None:
-    """On `TRACEBACKS` all threads' calls go to a file of the run, whatever this process is doing."""
+    """On `TRACEBACKS` the main thread's calls go to a file of the run, whatever it is doing. Its own alone: frames of a thread that
+    runs change under the eyes of a signal's handler, which then dies of SIGSEGV, and the rank with it."""
     with suppress(OSError):  # no descriptor or disk to spare: whoever asks gets no answer
         path = traceback_file(out, int(os.environ["RANK"]))
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        faulthandler.register(TRACEBACKS, file=descriptor, all_threads=True)
+        faulthandler.register(TRACEBACKS, file=descriptor, all_threads=False)
 
 
 def traceback_file(out: Path, rank: int) -> Path:
