@@ -7,8 +7,8 @@ import torch
 
 from fourfold.config import UserError
 from fourfold.hardware import load_device
-from fourfold.model.low_precision import GemmRecipe
-from fourfold.model.torch_scaled import check_kernels, multiplied_on
+from fourfold.model.low_precision import GemmRecipe, Operand, ScaleTile
+from fourfold.model.torch_scaled import SCALE_ALIGNMENT, check_kernels, multiplied_on, scales_of
 
 CAPABILITIES = {
     "a100-sxm-80": (8, 0),
@@ -46,3 +46,11 @@ def test_a_run_on_a_device_without_them_is_refused(recipe: str, capability: tupl
             check_kernels(GemmRecipe(recipe, kernels=True), device)  # type: ignore[arg-type]
         check_kernels(GemmRecipe(recipe), device)  # type: ignore[arg-type]
         check_kernels(None, device)
+
+
+def test_a_scale_lies_where_cublas_reads_one() -> None:
+    """Both scales of a product travel in one tensor, the second 4 bytes behind the first."""
+    both = torch.tensor([[2.0, 0.5]])
+    for place, value in ((both[:, :1], 2.0), (both[:, 1:], 0.5)):
+        scale = scales_of(Operand(torch.zeros(16, 16), place, ScaleTile(None, None)), "fp8")
+        assert (scale.data_ptr() % SCALE_ALIGNMENT, scale.item(), scale.shape) == (0, value, ())
