@@ -11,6 +11,7 @@ from torch.optim.adamw import adamw
 
 from fourfold.fused.losses import TritonLoss
 from fourfold.fused.norms import TRITON
+from fourfold.fused.pointwise import TritonPointwise
 from fused_pieces import ADAMW, DECAY, EXPERTS, RATE, Arrays, Input, Piece
 
 Results = tuple[Tensor, ...]
@@ -217,10 +218,32 @@ def _cross_entropy_by_triton(a: Arrays) -> Results:
     return (total.log() + maximum - picked).sum(), logits
 
 
+def _rope_by_triton(a: Arrays) -> Results:
+    TritonPointwise.rotate_(a["x"], a["cos"], a["sin"], False, False)
+    return (a["x"],)
+
+
+def _swiglu_by_triton(a: Arrays) -> Results:
+    return (TritonPointwise.swiglu(a["gate_up"]),)
+
+
+def _swiglu_backward_by_triton(a: Arrays) -> Results:
+    TritonPointwise.swiglu_backward_(a["grad"], a["gate_up"])
+    return (a["gate_up"],)
+
+
+def _swiglu_again_backward_by_triton(a: Arrays) -> Results:
+    return TritonPointwise.swiglu(a["gate_up"]), *_swiglu_backward_by_triton(a)
+
+
 BY_TRITON: dict[str, Way] = {
     "RMSNorm": _norm_by_triton,
     "RMSNorm backward + residual": _norm_backward_by_triton,
     "cross-entropy + gradient": _cross_entropy_by_triton,
+    "RoPE": _rope_by_triton,
+    "SwiGLU": _swiglu_by_triton,
+    "SwiGLU backward": _swiglu_backward_by_triton,
+    "SwiGLU again + backward": _swiglu_again_backward_by_triton,
 }
 
 

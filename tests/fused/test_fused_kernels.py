@@ -1,4 +1,5 @@
-"""The Triton kernels of norms and cross-entropy: run by Triton's interpreter, and compiled for GPUs that are not here."""
+"""The Triton kernels of norms, cross-entropy, SwiGLU and rotary embedding: run by Triton's interpreter, and compiled for GPUs that
+are not here."""
 
 import json
 import sys
@@ -12,6 +13,7 @@ from tests.support.subprocesses import run_without_pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 A100, H100 = 80, 90
 KERNELS = {"forward_kernel", "backward_kernel", "statistics_kernel", "gradient_kernel"}
+KERNELS |= {"swiglu_kernel", "swiglu_backward_kernel", "rotate_kernel"}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(tmp_path: Path, capability: 
     [
         ("norm_checks.py", "not rest", 3),
         ("loss_checks.py", "not rest", 3),
+        ("pointwise_checks.py", "not rest", 2),
         pytest.param("norm_checks.py", "rest", 4, marks=pytest.mark.rest),
         pytest.param("loss_checks.py", "rest", 1, marks=pytest.mark.rest),
     ],

@@ -1,5 +1,5 @@
-"""Compiles the kernels of norms and cross-entropy to machine code for a GPU by Triton's own compiler; prints the bytes that each
-thread spills.
+"""Compiles the kernels of norms, cross-entropy, SwiGLU and rotary embedding to machine code for a GPU by Triton's own compiler;
+prints the bytes that each thread spills.
 
 python -m tests.support.compile_fused 90 bf16 4096
 """
@@ -18,23 +18,39 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fourfold.fused import loss_kernels, loss_launches, norm_kernels, norm_launches
+from fourfold.fused import (
+    loss_kernels,
+    loss_launches,
+    norm_kernels,
+    norm_launches,
+    pointwise_kernels,
+    pointwise_launches,
+)
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
-IN_FORMAT = {"x", "weight", "out", "grad", "residual", "grad_x", "logits"}
-KINDS = {"column": "*i64", "here": "*i1", **dict.fromkeys(("rows", "rows_each", "width"), "i32")}
+IN_FORMAT = {"x", "weight", "out", "grad", "residual", "grad_x", "logits", "gate_up", "cos", "sin"}
+KINDS = {
+    "column": "*i64",
+    "here": "*i1",
+    **dict.fromkeys(("rows", "rows_each", "width", "tokens", "table_rows", "heads", "half"), "i32"),
+}
 LOWEST = torch.finfo(torch.float32).min
 
 
 def main(capability: int, dtype: str, width: int) -> None:
     norms = norm_launches.constants(FORMATS[dtype], width)
     losses = loss_launches.constants(FORMATS[dtype], 8 * width)
+    pointwise = pointwise_launches.constants(FORMATS[dtype], width)
+    pairs = {"STEP": 1, "OFFSET": 64, "SIGN": 1, "HEADS": 32, "HALF": 64, "num_warps": 4}
     found = {}
     for kernel, constants in (
         (norm_kernels.forward_kernel, {**norms, "EPS": 1e-5, "IS_AGAIN": False}),
         (norm_kernels.backward_kernel, {**norms, "HAS_RESIDUAL": True}),
         (loss_kernels.statistics_kernel, {**losses, "LOWEST": LOWEST}),
         (loss_kernels.gradient_kernel, losses),
+        (pointwise_kernels.swiglu_kernel, pointwise),
+        (pointwise_kernels.swiglu_backward_kernel, pointwise),
+        (pointwise_kernels.rotate_kernel, {**pointwise, **pairs}),
     ):
         signature, fixed = {}, {}
         for index, argument in enumerate(kernel.arg_names):

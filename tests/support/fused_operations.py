@@ -1,4 +1,5 @@
-"""Kernels of norms and cross-entropy in the place of the segments' formulas: in plain PyTorch, and by Triton."""
+"""Kernels of norms, cross-entropy, SwiGLU and rotary embedding in the place of the segments' formulas: in plain PyTorch, and by
+Triton."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from fourfold.fused.losses import TritonLoss
 from fourfold.fused.norms import TRITON
+from fourfold.fused.pointwise import TritonPointwise
 from fourfold.train.norm_choice import FORMULA
 
 
@@ -29,7 +31,7 @@ class PlainLoss:
 FUSED: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "plain": {"norms": FORMULA, "losses": PlainLoss()},
-        "triton": {"norms": TRITON, "losses": TritonLoss()},
+        "triton": {"norms": TRITON, "losses": TritonLoss(), "pointwise": TritonPointwise()},
     }
 )
 """By name, members of the operations."""

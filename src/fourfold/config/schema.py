@@ -26,6 +26,7 @@ AttentionBackendName = Literal[
 
 NormBackendName = Literal["auto", "formula", "torch", "triton"]
 LossBackendName = Literal["auto", "formula", "triton"]
+PointwiseBackendName = Literal["auto", "formula", "triton"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
 
 
@@ -230,6 +231,9 @@ class RunSection(Section):
     `formula`."""
     loss_backend: LossBackendName = "auto"
     """Kernels of cross-entropy and of its gradient. `formula`: operator by operator; `triton`: fourfold's two kernels, on CUDA.
+    `auto`: as for `norm_backend`."""
+    pointwise_backend: PointwiseBackendName = "auto"
+    """Kernels of SwiGLU and rotary position embedding. `formula`: operator by operator; `triton`: fourfold's kernels, on CUDA.
     `auto`: as for `norm_backend`."""
     cuda_graphs: bool = False
     """Whether a step is captured as a CUDA graph and replayed, so that the host starts no kernels one by one. For models without

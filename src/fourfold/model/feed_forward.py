@@ -51,15 +51,18 @@ def gated_backward(env: Environment, grad: Array, w: FeedForwardWeights, saved: 
 
 def swiglu(ops: Operations, gate_up: Array) -> Array:
     """silu(gate) * up: gate_up [T, 2 f] -> [T, f]."""
+    if ops.pointwise is not None:
+        return ops.pointwise.swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return ops.silu(gate).mul_(up)
 
 
 def swiglu_again(ops: Operations, gate_up: Array) -> tuple[Array | None, Array]:
-    """silu(gate), which a backward needs too, and silu(gate) * up. Nothing in place of the first on a processor, which makes it
-    again where the backward's other kernels find it in the cache."""
+    """silu(gate), which a backward needs too, and silu(gate) * up. Nothing in place of the first
+    where one kernel computes the backward, and on a processor, which makes it again where the backward's other kernels find it in
+    the cache."""
     with ops.fused():
-        if not ops.on_accelerator(gate_up):
+        if ops.pointwise is not None or not ops.on_accelerator(gate_up):
             return None, swiglu(ops, gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         activated = ops.silu(gate)
@@ -71,6 +74,8 @@ def swiglu_backward_(ops: Operations, given: list[Array], gate_up: Array) -> Non
     silu(gate), None: made again; taken out of the list."""
     grad, activated = given
     given.clear()
+    if ops.pointwise is not None:
+        return ops.pointwise.swiglu_backward_(grad, gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     if activated is None:
         activated = ops.silu(gate)

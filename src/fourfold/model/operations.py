@@ -77,6 +77,22 @@ class LossKernels(Protocol):
         ...
 
 
+class PointwiseKernels(Protocol):
+    """SwiGLU and rotary position embedding by other kernels than the formulas of `model/feed_forward.py` and `model/rope.py`."""
+
+    def swiglu(self, gate_up: Array, /) -> Array:
+        """silu(gate) * up: gate_up [T, 2 f] -> [T, f], the same bits each time."""
+        ...
+
+    def swiglu_backward_(self, grad: Array, gate_up: Array, /) -> None:
+        """Puts the gradients of gate and up in their place in gate_up [T, 2 f]. grad [T, f]: that of silu(gate) * up."""
+        ...
+
+    def rotate_(self, x: Array, cos: Array, sin: Array, interleave: bool, inverse: bool, /) -> None:
+        """`model.rope.rotate_`."""
+        ...
+
+
 class Operations(Protocol):
     """Functions of arrays. Shapes: T tokens, h features; `dim` as in torch."""
 
@@ -293,6 +309,12 @@ class Operations(Protocol):
         """Kernels of cross-entropy that take the place of the formulas in `model/head.py`; None: none do."""
         ...
 
+    @property
+    def pointwise(self) -> PointwiseKernels | None:
+        """Kernels of SwiGLU and rotary position embedding that take the place of the formulas in `model/feed_forward.py` and
+        `model/rope.py`; None: none do."""
+        ...
+
     def on_accelerator(self, x: Array) -> bool:
         """Whether x lies on an accelerator, which needs larger matmuls than a processor's cache wants."""
         ...
@@ -309,5 +331,5 @@ class Operations(Protocol):
 
 
 def with_operations(operations: Operations, members: Mapping[str, object]) -> Operations:
-    """A backend with other functions, `norms` or `losses`, in the place of some of its own, by name."""
+    """A backend with other functions, `norms`, `losses` or `pointwise`, in the place of some of its own, by name."""
     return cast(Operations, SimpleNamespace(**{**vars(operations), **members}))

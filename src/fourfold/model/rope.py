@@ -16,7 +16,9 @@ def rotated_width(model: ModelConfig) -> int:
 
 def rotate_(ops: Operations, x: Array, cos: Array, sin: Array, interleave: bool = False, inverse: bool = False) -> None:
     """Rotates x [batch, seq, heads, d] in place. cos, sin [seq or batch x seq, 1, d / 2]. Pairs lie half of d apart (Hugging
-    Face's convention), or `interleave`: side by side; each stays where it stands."""
+    Face's convention), or `interleave`: side by side; each stays where it stands. `inverse`: by the opposite angle."""
+    if ops.pointwise is not None:
+        return ops.pointwise.rotate_(x, cos, sin, interleave, inverse)
     first, second = (x[..., 0::2], x[..., 1::2]) if interleave else x.chunk(2, dim=-1)
     if inverse:
         first, second = second, first

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fourfold.model.operations import Item, LossKernels, NormKernels
+from fourfold.model.operations import Item, LossKernels, NormKernels, PointwiseKernels
 from fourfold.model.own.autograd import run_own as run_own
 from fourfold.model.own.autograd import run_own_backward as run_own_backward
 from fourfold.model.torch_attention import attend as attend
@@ -21,6 +21,7 @@ int64, int32, boolean = torch.int64, torch.int32, torch.bool
 e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 norms: NormKernels | None = None
 losses: LossKernels | None = None
+pointwise: PointwiseKernels | None = None
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 

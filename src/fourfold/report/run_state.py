@@ -158,6 +158,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "attention": f"attention by {event.get('backend')}: {event.get('message', '')}",
         "norms": f"norms by {event.get('backend')}: {event.get('message', '')}",
         "loss": f"cross-entropy by {event.get('backend')}: {event.get('message', '')}",
+        "pointwise": f"SwiGLU and rotary embedding by {event.get('backend')}: {event.get('message', '')}",
         "matmuls": f"matmuls by {event.get('backend')}: {event.get('message', '')}",
         "start": "training starts",
         "resume": f"resumed from step {step} in memory" if event.get("source") == "memory" else f"resumed{at}",

@@ -16,13 +16,15 @@ from fourfold.checkpoint import DamagedCheckpoint, read_manifest
 from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.flash import choice, remembered
 from fourfold.flash.choice import Backend
-from fourfold.train.session import RankContext
 
 REPEATS = 3
 
 
 class AgreeingRanks(Protocol):
     """Ranks that agree with each other; a `RankContext`."""
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def rank(self) -> int: ...
@@ -35,6 +37,24 @@ class AgreeingRanks(Protocol):
     def most(self, values: list[float]) -> list[float]: ...
 
     def tell(self, text: str, source: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A rank that agrees with itself."""
+
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+
+    def least(self, value: int) -> int:
+        return value
+
+    def most(self, values: list[float]) -> list[float]:
+        return values
+
+    def tell(self, text: str, source: int) -> str:
+        return text
 
 
 @dataclass(frozen=True)
@@ -63,7 +83,7 @@ class Chosen(NamedTuple, Generic[Backend]):
 
 
 def choose_for_run(
-    contest: Contest[Backend], config: RunConfig, context: RankContext, newest: Path | None
+    contest: Contest[Backend], config: RunConfig, context: AgreeingRanks, newest: Path | None
 ) -> Chosen[Backend]:
     """The choice at the start of a training, which compares back ends on CUDA. `newest`: the checkpoint that it may go on from."""
     measures, recorded = context.device.type == "cuda", ""

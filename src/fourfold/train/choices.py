@@ -1,4 +1,4 @@
-"""The kernels of attention, norms, cross-entropy and matmuls that a training chooses when it starts."""
+"""The kernels of attention, norms, cross-entropy, SwiGLU and matmuls that a training chooses when it starts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from fourfold.model import torch_operations
 from fourfold.model.operations import Operations, with_operations
 from fourfold.program import Program
 from fourfold.program.spec import StepSpec
-from fourfold.train import attention_choice, backend_choice, loss_choice, norm_choice
+from fourfold.train import attention_choice, backend_choice, loss_choice, norm_choice, pointwise_choice
 from fourfold.train.attention_choice import attention_case, attention_contest
-from fourfold.train.backend_choice import Chosen
+from fourfold.train.backend_choice import AgreeingRanks, Chosen
 from fourfold.train.loss_choice import LossBackend, loss_case, loss_contest
 from fourfold.train.matmul_choice import ChosenMatmuls, choose_matmuls_for_run
 from fourfold.train.norm_choice import choose_norms_for_run
-from fourfold.train.session import RankContext
+from fourfold.train.pointwise_choice import PointwiseBackend, pointwise_case, pointwise_contest
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Choices:
     attention: Chosen[AttentionBackend]
     norms: Chosen[NormBackend]
     loss: Chosen[LossBackend]
+    pointwise: Chosen[PointwiseBackend]
     matmuls: ChosenMatmuls
 
     @property
@@ -38,6 +39,7 @@ class Choices:
             **attention_choice.members(self.attention.backend),
             **norm_choice.members(self.norms.backend),
             **loss_choice.members(self.loss.backend),
+            **pointwise_choice.members(self.pointwise.backend),
         }
         return self.matmuls.among(with_operations(torch_operations, members))
 
@@ -48,6 +50,7 @@ class Choices:
             "attention": self.attention.backend.name,
             "norms": self.norms.backend.name,
             "loss": self.loss.backend.name,
+            "pointwise": self.pointwise.backend.name,
             "matmuls": self.matmuls.recorded,
         }
 
@@ -57,6 +60,7 @@ class Choices:
             ("attention", self.attention.backend.name, self.attention.reason),
             ("norms", self.norms.backend.name, self.norms.reason),
             ("loss", self.loss.backend.name, self.loss.reason),
+            ("pointwise", self.pointwise.backend.name, self.pointwise.reason),
             ("matmuls", self.matmuls.name, self.matmuls.reason),
         )
         return ((kind, {"backend": name, "message": reason}) for kind, name, reason in choices if reason)
@@ -66,7 +70,7 @@ def choose_for_run(
     config: RunConfig,
     spec: StepSpec,
     program: Program,
-    context: RankContext,
+    context: AgreeingRanks,
     newest: Path | None,
     copy: Manifest | None,
 ) -> Choices:
@@ -74,10 +78,12 @@ def choose_for_run(
     device = context.device
     attention = attention_contest(attention_case(spec, device))
     loss = loss_contest(loss_case(spec, device), spec.model)
+    pointwise = pointwise_contest(pointwise_case(spec, device))
     choices = Choices(
         backend_choice.choose_for_run(attention, config, context, newest),
         choose_norms_for_run(config, spec, context, newest),
         backend_choice.choose_for_run(loss, config, context, newest),
+        backend_choice.choose_for_run(pointwise, config, context, newest),
         choose_matmuls_for_run(config, program, context, newest, copy),
     )
     if device.type == "cuda":  # comparisons leave nothing behind

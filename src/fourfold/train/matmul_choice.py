@@ -30,7 +30,6 @@ from fourfold.runtime.matmuls import (
     total_flops,
 )
 from fourfold.train.backend_choice import AgreeingRanks, recorded_choice
-from fourfold.train.session import RankContext
 
 WORTHWHILE_FLOPS = 5e12
 """FLOPs of a rank's matmuls in a run, some minute of a core, from which on libraries are compared."""
@@ -58,7 +57,7 @@ class ChosenMatmuls(NamedTuple):
 
 
 def choose_matmuls_for_run(
-    config: RunConfig, program: Program, context: RankContext, newest: Path | None, copy: Manifest | None
+    config: RunConfig, program: Program, context: AgreeingRanks, newest: Path | None, copy: Manifest | None
 ) -> ChosenMatmuls:
     """The choice at the start of a training. `newest`, `copy`: the checkpoint, and the copy in memory, that it may go on from."""
     applies = context.device.type == "cpu" and config.precision.compute == "fp32"

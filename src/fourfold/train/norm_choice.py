@@ -15,8 +15,7 @@ from fourfold.model import norm, torch_operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.program.spec import StepSpec
-from fourfold.train.backend_choice import Chosen, Contest, choose_for_run
-from fourfold.train.session import RankContext
+from fourfold.train.backend_choice import AgreeingRanks, Chosen, Contest, choose_for_run
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -54,7 +53,7 @@ def norm_case(spec: StepSpec, device: torch.device) -> NormCase:
 
 
 def choose_norms_for_run(
-    config: RunConfig, spec: StepSpec, context: RankContext, newest: Path | None
+    config: RunConfig, spec: StepSpec, context: AgreeingRanks, newest: Path | None
 ) -> Chosen[NormBackend]:
     """`backend_choice.choose_for_run`. LayerNorms have no choice."""
     named = config.run.norm_backend

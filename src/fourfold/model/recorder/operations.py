@@ -30,7 +30,7 @@ class RecorderOperations:
 
     int64, int32, boolean = "int64", "int32", "bool"
     e4m3, e5m2 = "e4m3", "e5m2"
-    norms = losses = None
+    norms = losses = pointwise = None
 
     def __init__(self, recording: Recording, accelerator: bool = False) -> None:
         self.recording = recording

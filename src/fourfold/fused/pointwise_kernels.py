@@ -1,0 +1,73 @@
+"""SwiGLU (Shazeer 2020), its gradients, and rotary position embedding (Su et al. 2021) as Triton kernels, which read and write each
+number once. With TRITON_INTERPRET=1 they run on a CPU. `pointwise_launches` launches them."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def swiglu_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexpr, SUM_DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of a row: out = silu(gate) up, of gate_up [2 width]."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    place = gate_up + row * gate_up_stride + columns
+    gate = tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
+    up = tl.load(place + width, mask=inside, other=0.0).to(SUM_DTYPE)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def swiglu_backward_kernel(  # type: ignore[no-untyped-def]
+    grad, gate_up, grad_stride, gate_up_stride, width, BLOCK: tl.constexpr, SUM_DTYPE: tl.constexpr
+):
+    """A block of a row: the gradients of gate and up, in their place, from that of silu(gate) up."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    place = gate_up + row * gate_up_stride + columns
+    gate = tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
+    up = tl.load(place + width, mask=inside, other=0.0).to(SUM_DTYPE)
+    g = tl.load(grad + row * grad_stride + columns, mask=inside, other=0.0).to(SUM_DTYPE)
+    share = 1.0 / (1.0 + tl.exp(-gate))
+    grad_gate = g * up * share * (1.0 + gate * (1.0 - share))
+    tl.store(place, grad_gate.to(gate_up.dtype.element_ty), mask=inside)
+    tl.store(place + width, (g * gate * share).to(gate_up.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate_kernel(  # type: ignore[no-untyped-def]
+    x,
+    cos,
+    sin,
+    batch_stride,
+    token_stride,
+    head_stride,
+    table_stride,
+    tokens,
+    table_rows,
+    heads,
+    half,
+    STEP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    SIGN: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    SUM_DTYPE: tl.constexpr,
+):
+    """All heads of a token, in place: pairs of elements `OFFSET` from each other, turned by their angle times `SIGN`. The first
+    elements of neighbouring pairs lie `STEP` from each other."""
+    token = tl.program_id(0).to(tl.int64)
+    pair = tl.arange(0, HALF)[None, :]
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    inside = (pair < half) & (head < heads)
+    table = (token % table_rows) * table_stride + pair
+    cosine = tl.load(cos + table, mask=pair < half, other=0.0).to(SUM_DTYPE)
+    sine = SIGN * tl.load(sin + table, mask=pair < half, other=0.0).to(SUM_DTYPE)
+    row = (token // tokens) * batch_stride + (token % tokens) * token_stride
+    place = x + row + head * head_stride + pair * STEP
+    first = tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
+    second = tl.load(place + OFFSET, mask=inside, other=0.0).to(SUM_DTYPE)
+    tl.store(place, (first * cosine - second * sine).to(x.dtype.element_ty), mask=inside)
+    tl.store(place + OFFSET, (second * cosine + first * sine).to(x.dtype.element_ty), mask=inside)

@@ -1,0 +1,64 @@
+"""SwiGLU and rotary position embedding by the Triton kernels: sizes of blocks, and launches."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fourfold.flash.triton_attention import dense_rows, sum_format
+from fourfold.fused.pointwise_kernels import rotate_kernel, swiglu_backward_kernel, swiglu_kernel
+
+BLOCK, NUMBERS_OF_HEADS = 2048, 2048
+"""Numbers of a program: of a row of SwiGLU; of a token's heads."""
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: gate_up [T, 2 f] -> [T, f]."""
+    gate_up = dense_rows(gate_up)
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel():
+        sizes, kernel = constants(gate_up.dtype, width), swiglu_kernel
+        launch: Any = kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))]
+        launch(gate_up, out, gate_up.stride(0), out.stride(0), width, **sizes)
+    return out
+
+
+def swiglu_backward_(grad: Tensor, gate_up: Tensor) -> None:
+    """Puts the gradients of gate and up in their place in gate_up [T, 2 f]. grad [T, f]: of silu(gate) * up."""
+    assert gate_up.stride(-1) == 1, "rows are written in place"
+    grad = dense_rows(grad)
+    rows, width = grad.shape
+    if grad.numel():
+        sizes, kernel = constants(gate_up.dtype, width), swiglu_backward_kernel
+        launch: Any = kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))]
+        launch(grad, gate_up, grad.stride(0), gate_up.stride(0), width, **sizes)
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
+    """`model.rope.rotate_`: x [batch, seq, heads, d], cos and sin [seq, 1, d / 2] or [batch, seq, 1, d / 2]."""
+    assert x.stride(-1) == 1, "heads are written in place"
+    batch, tokens, heads, width = x.shape
+    half = width // 2
+    cos, sin = (table.reshape(-1, half).contiguous() for table in (cos, sin))
+    if x.numel():
+        block = triton.next_power_of_2(half)
+        at_once = min(triton.next_power_of_2(heads), max(1, NUMBERS_OF_HEADS // block))
+        kernel: Any = rotate_kernel
+        kernel[(batch * tokens, triton.cdiv(heads, at_once))](
+            *(x, cos, sin, x.stride(0), x.stride(1), x.stride(2), half, tokens, len(cos), heads, half),
+            STEP=2 if interleave else 1,
+            OFFSET=1 if interleave else half,
+            SIGN=-1 if inverse else 1,
+            HEADS=at_once,
+            HALF=block,
+            SUM_DTYPE=sum_format(x.dtype),
+            num_warps=4,
+        )
+
+
+def constants(dtype: torch.dtype, width: int) -> dict[str, Any]:
+    """A thread has 16 numbers of a block."""
+    block = min(BLOCK, triton.next_power_of_2(width))
+    return {"BLOCK": block, "SUM_DTYPE": sum_format(dtype), "num_warps": max(1, block // 512)}

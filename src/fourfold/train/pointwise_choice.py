@@ -1,0 +1,140 @@
+"""Which back end computes a run's SwiGLU and rotary position embedding (`backend_choice`): the formulas of `model/feed_forward.py`
+and `model/rope.py`, operator by operator, or kernels that read and write every number once. A processor gains nothing by those, and
+compares nothing.
+
+A back end may win if the worst row of each result is off from fp64 by no more than `flash.choice` allows of attention.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fourfold.flash.choice import BOUNDS, first_fault, worst_row
+from fourfold.fused.losses import LossCase, triton_refuses
+from fourfold.fused.pointwise import PointwiseCase, TritonPointwise
+from fourfold.model import torch_operations
+from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
+from fourfold.model.operations import Operations, PointwiseKernels, with_operations
+from fourfold.model.rope import rotate_
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.program.spec import StepSpec
+from fourfold.train.backend_choice import Contest
+
+CHECKED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class PointwiseBackend:
+    """`kernels`: None for the formulas. `refuses`: why it does not take a case; None: it may."""
+
+    name: str
+    kernels: PointwiseKernels | None
+    refuses: Callable[[PointwiseCase], str | None]
+
+
+def _triton_refuses(case: PointwiseCase) -> str | None:
+    return triton_refuses(LossCase(case.rows, case.ffn, case.dtype, case.device))
+
+
+FORMULA = PointwiseBackend("formula", None, lambda case: None)
+TRITON = PointwiseBackend("triton", TritonPointwise(), _triton_refuses)
+BACKENDS = {backend.name: backend for backend in (FORMULA, TRITON)}
+"""By name, in the order that decides between equals."""
+
+
+def members(backend: PointwiseBackend) -> dict[str, object]:
+    """The back end's members of the operations."""
+    return {} if backend.kernels is None else {"pointwise": backend.kernels}
+
+
+def pointwise_case(spec: StepSpec, device: torch.device) -> PointwiseCase:
+    """A block of one microbatch on one rank."""
+    layout, model = spec.layout, spec.model
+    tokens = layout.microbatch_sequences * layout.sequence_length // layout.cp
+    heads = -(-(model.num_heads + model.num_kv_heads) // layout.tp)
+    return PointwiseCase(
+        tokens, -(-model.ffn_size // layout.tp), heads, model.head_dim, torch_dtype(spec.compute), device
+    )
+
+
+def pointwise_contest(
+    case: PointwiseCase, backends: Mapping[str, PointwiseBackend] = BACKENDS
+) -> Contest[PointwiseBackend]:
+    return Contest(
+        work="SwiGLU and rotary embedding",
+        option="pointwise_backend",
+        recorded_as="pointwise",
+        file="pointwise.json",
+        backends=backends,
+        default=FORMULA,
+        case=case,
+        examine=partial(examine, case=case),
+        timed=partial(timed, case=case),
+    )
+
+
+def examine(backend: PointwiseBackend, case: PointwiseCase) -> str | None:
+    """Why a back end may not compute a case; None: it may. Runs it on fewer rows."""
+    refused = backend.refuses(case)
+    small = replace(case, rows=min(case.rows, CHECKED_ROWS))
+    return refused if refused is not None else first_fault(_faults(backend, small))
+
+
+def timed(backend: PointwiseBackend, case: PointwiseCase) -> Callable[[], object]:
+    """SwiGLU, the same again with its backward, a rotation and its inverse."""
+    ops, (grad, gate_up, x, cos, sin) = _operations(backend), _inputs(case)
+
+    def step() -> object:
+        swiglu(ops, gate_up)
+        activated, _ = swiglu_again(ops, gate_up)
+        swiglu_backward_(ops, [grad, activated], gate_up)
+        rotate_(ops, x, cos, sin)
+        rotate_(ops, x, cos, sin, inverse=True)
+        return x
+
+    return step
+
+
+def _faults(backend: PointwiseBackend, case: PointwiseCase) -> Iterator[str]:
+    ops, given = _operations(backend), _inputs(case)
+    exact = [each.double() for each in given]
+    grad, gate_up, x, cos, sin = given
+    leaf = exact[1].clone().requires_grad_()
+    gate, up = leaf.chunk(2, dim=-1)
+    right = torch.nn.functional.silu(gate) * up
+    (right_gradient,) = torch.autograd.grad(right, leaf, exact[0])
+    activated, again = swiglu_again(ops, gate_up)
+    results = [("SwiGLU", swiglu(ops, gate_up), right.detach()), ("SwiGLU again", again, right.detach())]
+    swiglu_backward_(ops, [grad.clone(), activated], gate_up)
+    results.append(("gradient of SwiGLU", gate_up, right_gradient))
+    for interleave in (False, True):
+        for inverse in (False, True):
+            turned = x.clone()
+            rotate_(ops, turned, cos, sin, interleave, inverse)
+            first, second = (exact[2][..., 0::2], exact[2][..., 1::2]) if interleave else exact[2].chunk(2, dim=-1)
+            sine = -exact[4] if inverse else exact[4]
+            parts = [first * exact[3] - second * sine, second * exact[3] + first * sine]
+            wanted = torch.stack(parts, -1).flatten(-2) if interleave else torch.cat(parts, -1)
+            results.append(("rotary embedding", turned.flatten(0, -2), wanted.flatten(0, -2)))
+    for name, ours, theirs in results:
+        error = worst_row(ours, theirs)
+        if not error <= BOUNDS[case.dtype]:
+            yield f"its {name} is off by {error:.1e}, where {BOUNDS[case.dtype]:.0e} is allowed"
+
+
+def _operations(backend: PointwiseBackend) -> Operations:
+    return with_operations(torch_operations, members(backend))
+
+
+def _inputs(case: PointwiseCase) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Seeded: a gradient [rows, ffn], gate and up [rows, 2 ffn], heads [1, rows, heads, width], cosines and sines [rows, 1,
+    width / 2]."""
+    generator = torch.Generator(case.device).manual_seed(0)
+    on = {"generator": generator, "dtype": case.dtype, "device": case.device}
+    grad, gate_up = (torch.randn((case.rows, n * case.ffn), **on) for n in (1, 2))  # type: ignore[call-overload]
+    x = torch.randn((1, case.rows, case.heads, case.width), **on)  # type: ignore[call-overload]
+    angle = torch.randn((case.rows, 1, case.width // 2), **on).float()  # type: ignore[call-overload]
+    return grad, gate_up, x, angle.cos().to(case.dtype), angle.sin().to(case.dtype)
