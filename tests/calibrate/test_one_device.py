@@ -107,7 +107,7 @@ def test_without_fp8_its_time_goes_to_others(monkeypatch: pytest.MonkeyPatch) ->
 def test_models_too_large_for_the_memory_or_the_time_are_left_out() -> None:
     tables = GPU.fitted_tables("bf16")
     most = [each["model"]["hidden_size"] for each in measuring._affordable(tables, "cuda", 7e14, 80 * 2**30, 60.0)]
-    assert set(most) == {1024, 4096}
+    assert set(most) == {2048, 4096}
     small = [each["model"]["hidden_size"] for each in measuring._affordable(tables, "cuda", 7e14, 16 * 2**30, 60.0)]
-    assert set(small) == {1024}
+    assert set(small) == {2048}
     assert measuring._affordable(tables, "cuda", 7e14, 80 * 2**30, 0.0) == tables[:1]

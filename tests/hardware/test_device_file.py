@@ -1,6 +1,6 @@
 """A device that was measured: its file is a cluster of one, is put into larger ones, and states constants of its own."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -77,3 +77,12 @@ def test_the_host_of_a_measured_device_is_that_of_fourfolds_own_software() -> No
 
 def test_every_constant_of_a_file_is_one_of_the_cost_model() -> None:
     assert set(get_args(KernelConstant)) <= {field.name for field in fields(Kernels)}
+
+
+def test_a_measured_gpu_is_priced_with_fused_kernels_as_it_was_measured(file: str) -> None:
+    device, own = load_cluster(file).device, software_named(None)
+    assert on_device(own, device).fused == 1.0
+    assert on_device(own, replace(device, units=None)).fused == own.fused, "a processor's formulas are not fused"
+    assert on_device(own, load_cluster("dgx-h100:1").device).fused == own.fused, "it was never measured"
+    other = software_named("megatron")
+    assert on_device(other, device).fused == other.fused

@@ -1,7 +1,7 @@
 """Seconds of a function that is called again and again, while all other ranks do the same."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,10 @@ import torch.distributed as dist
 
 BATCHES = 5
 """A window is divided into about so many batches of calls, so that one that something else disturbed does not count."""
+
+LEAST_CALLS, MOST_CALLS, LONG_SECONDS = 16, 256, 1e-3
+"""Calls that a graph has, so many that it takes some milliseconds; seconds of one from which on the host is ahead of the device by
+itself."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -24,6 +28,14 @@ def own_time(device: torch.device) -> Callable[[], float]:
     return time.process_time if alone else time.perf_counter
 
 
+def numbers(shape: Sequence[int], typical: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Operands: random numbers around 0 on CUDA, where equal ones take less power and so less time than those of a
+    training; `typical`, the deviation of those, everywhere on a processor."""
+    if device.type != "cuda":
+        return torch.full(tuple(shape), typical, dtype=dtype, device=device)
+    return torch.empty(tuple(shape), dtype=dtype, device=device).normal_(std=typical)
+
+
 class Meter:
     """Times functions on a device: by events on the computing stream of a CUDA device, by `now` on a CPU."""
 
@@ -36,6 +48,7 @@ class Meter:
         All ranks start together."""
         function()
         synchronize(self.device)
+        function, each = self._graphed(function)
         dist.barrier()
         end, calls = time.perf_counter() + window_seconds, 1
         while (elapsed := self._batch(function, calls)) < window_seconds / (2 * BATCHES) and time.perf_counter() < end:
@@ -43,7 +56,24 @@ class Meter:
         taken = [elapsed]
         while time.perf_counter() < end:
             taken.append(self._batch(function, calls))
-        return sorted(taken)[(len(taken) - 1) // 4] / calls
+        return sorted(taken)[(len(taken) - 1) // 4] / (calls * each)
+
+    def _graphed(self, function: Callable[[], Any]) -> tuple[Callable[[], Any], int]:
+        """A function in the place of a short one on CUDA, and how many calls it makes of that: a graph of several, so that the
+        device and not the host's launches is timed. The function itself where it is long, or cannot be captured."""
+        if not self._events or (elapsed := self._batch(function, 1)) > LONG_SECONDS:
+            return function, 1
+        calls = max(LEAST_CALLS, min(MOST_CALLS, int(2 * LONG_SECONDS / elapsed)))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    function()
+        except RuntimeError:
+            return function, 1
+        graph.replay()
+        synchronize(self.device)
+        return graph.replay, calls
 
     def _batch(self, function: Callable[[], Any], calls: int) -> float:
         """Seconds of so many calls."""

@@ -4,15 +4,15 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import count, product, takewhile
 from typing import TypeVar
 
 import torch
 
-from fourfold.calibrate.clock import Meter, own_time, synchronize
+from fourfold.calibrate.clock import Meter, numbers, own_time, synchronize
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, DeviceMemory, Sample
 from fourfold.calibrate.kernels import accumulated_rate, attention_rates, plain_rate, weight_pool
-from fourfold.calibrate.operators import OPERATORS, on_device, recorded
+from fourfold.calibrate.operators import OPERATORS, back_ends, on_device, recorded
 from fourfold.calibrate.shapes import shapes_of
 from fourfold.config.errors import RunFailure
 from fourfold.model import torch_operations
@@ -22,9 +22,11 @@ from fourfold.runtime.matmuls import by_onednn
 
 FORMATS = {"cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"), "cpu": ("fp32", "fp64", "bf16")}
 """Formats whose peak is looked for."""
-TINY, GRAPHED = 64, 256
-"""Elements of a kernel that is nothing but its launch; how many of them a CUDA graph has."""
+TINY, QUEUED = 64, 256
+"""Elements of a kernel that is nothing but its launch; how many of them the host starts in one go."""
 PINNED_BYTES = 2**28
+SMALLEST = 128
+"""Size of the first square matmul, from which each is twice as large as the one before."""
 WRITTEN_QUERIES = 1024
 """Longest sequence whose scores are written."""
 UNSUPPORTED = (RuntimeError, TypeError, AttributeError, NotImplementedError)
@@ -34,16 +36,18 @@ Shape = TypeVar("Shape")
 
 def in_time(seconds: float, shapes: Sequence[Shape], calls: Callable[[Shape], float]) -> Iterator[tuple[Shape, float]]:
     """Shapes and the seconds to measure each of them, spread over all sizes until the time is over. `calls(shape)`: seconds that a
-    shape takes at least; what would take most of the time is left out. The shortest is always among them."""
-    end = time.monotonic() + seconds
+    shape takes at least; what would take most of the time is left out. The shortest is always among them: it loads libraries, for
+    however long, before the time begins."""
     order = sorted(shapes, key=calls)
     rest = [shape for shape in order[1:] if calls(shape) < seconds / 8]
     random.Random(0).shuffle(rest)
-    for index, shape in enumerate([order[0], *rest]):
+    window = 0.8 * seconds / (len(rest) + 1)
+    yield order[0], window
+    end = time.monotonic() + seconds - window
+    for index, shape in enumerate(rest):
         left = end - time.monotonic()
-        if index and left < calls(shape):
-            continue
-        yield shape, max(0.0, 0.8 * left / (len(rest) + 1 - index))
+        if left >= calls(shape):
+            yield shape, max(0.0, 0.8 * left / (len(rest) - index))
 
 
 def measure_peaks(rank: int, device: torch.device, dtype: str, seconds: float) -> dict[str, float]:
@@ -62,16 +66,19 @@ def measure_peaks(rank: int, device: torch.device, dtype: str, seconds: float) -
 
 
 def _peak(dtype: str, meter: Meter, seconds: float) -> float | None:
-    """From small to large: none begins that would not end in time. A processor without instructions of a format takes seconds for
-    a matmul that others make in a thousandth."""
-    best, end = 0.0, time.monotonic() + seconds
+    """From small to large: none begins that would not end in time, by the rate of the one before, of half of its size. A processor
+    without instructions of a format takes seconds for a matmul that others make in a thousandth; a device's small ones are slow."""
+    largest = shapes_of(meter.device.type).largest
+    ramp = takewhile(lambda size: size < largest[0], (SMALLEST * 2**n for n in count()))
+    best, rate, end = 0.0, 0.0, 0.0
     try:
-        for size in (128, *shapes_of(meter.device.type).largest):
+        for size in (*ramp, *largest):
             flops = 2.0 * size**3
-            if best and 4 * flops / best > end - time.monotonic():
+            if rate and 4 * flops / rate > end - time.monotonic():
                 break
-            window = max(0.0, end - time.monotonic()) / 4
-            best = max(best, flops / meter.seconds_each(square_matmul(dtype, size, meter.device), window))
+            window = max(0.0, end - time.monotonic()) / 4 if size in largest else 0.0
+            rate = flops / meter.seconds_each(square_matmul(dtype, size, meter.device), window)
+            best, end = max(best, rate), end or time.monotonic() + seconds  # the first loads the library
     except UNSUPPORTED:
         return best or None
     finally:
@@ -85,15 +92,16 @@ def square_matmul(dtype: str, size: int, device: torch.device) -> Callable[[], t
         return fp8_matmul(Gemm(size, size, size), device)
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     names = {"tf32": torch.float32, "fp16": torch.float16}
-    left = torch.full((size, size), 0.5, dtype=names.get(dtype) or torch_dtype(dtype), device=device)
-    right, out = torch.full_like(left, 0.25), torch.empty_like(left)
+    left, right = (numbers((size, size), 0.5, names.get(dtype) or torch_dtype(dtype), device) for _ in range(2))
+    out = torch.empty_like(left)
     return lambda: torch.mm(left, right.t(), out=out)
 
 
 def fp8_matmul(gemm: Gemm, device: torch.device) -> Callable[[], torch.Tensor]:
     """Operands in fp8 already, with one scale each, and a result in 16 bits."""
     a, b = (
-        torch.full((size, gemm.inner), 0.5, device=device).to(torch.float8_e4m3fn) for size in (gemm.rows, gemm.columns)
+        numbers((size, gemm.inner), 0.5, torch.float32, device).to(torch.float8_e4m3fn)
+        for size in (gemm.rows, gemm.columns)
     )
     one = torch.ones((), device=device)
     return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
@@ -141,32 +149,23 @@ def measure_attentions(rank: int, device: torch.device, dtype: str, peak: float,
 
 
 def measure_operators(rank: int, device: torch.device, dtype: str, seconds: float) -> list[Sample]:
-    """Norms, SwiGLU, RoPE, residuals; and kernels that are nothing but a launch."""
+    """Norms, SwiGLU, RoPE, residuals, by the back end that a run would choose; and kernels that are nothing but a launch."""
     meter, is_cuda, found = Meter(device, own_time(device)), device.type == "cuda", list[Sample]()
     cases = list(product(OPERATORS, shapes_of(device.type).operators))
+    backends = back_ends(device)
     window = seconds / (len(cases) + 1)
     with torch.no_grad():
         for name, size in cases:
-            each = meter.seconds_each(on_device(name, *size, device, dtype), window)
+            ways = [on_device(name, *size, device, dtype, ops) for ops in backends]
+            each = min(meter.seconds_each(way, window / len(ways)) for way in ways)
             found.append(Sample("operators", recorded(name, *size, is_cuda, dtype), each))
-        launch = _graphed_launch(meter) if is_cuda else meter.seconds_each(_tiny(device), window)
+        launch = meter.seconds_each(_tiny(device), window)
     return [*found, Sample("launches", Work((Elementwise(8 * TINY, 8 * TINY),)), launch)]
 
 
 def _tiny(device: torch.device) -> Callable[[], object]:
     x = torch.zeros(TINY, device=device)
     return lambda: x.add_(1.0)
-
-
-def _graphed_launch(meter: Meter) -> float:
-    """Seconds from one kernel to the next where the host has nothing to do: of kernels in one CUDA graph."""
-    tiny, graph = _tiny(meter.device), torch.cuda.CUDAGraph()
-    tiny()
-    synchronize(meter.device)
-    with torch.cuda.graph(graph):
-        for _ in range(GRAPHED):
-            tiny()
-    return meter.seconds_each(graph.replay, 0.05) / GRAPHED
 
 
 def measure_memory(rank: int, device: torch.device, seconds: float) -> DeviceMemory:
@@ -184,9 +183,9 @@ def measure_memory(rank: int, device: torch.device, seconds: float) -> DeviceMem
     tiny = _tiny(device)
     synchronize(device)
     begun = time.perf_counter()
-    for _ in range(GRAPHED):  # fewer than the queue of launches holds, so that the host waits for none
+    for _ in range(QUEUED):  # fewer than the queue of launches holds, so that the host waits for none
         tiny()
-    host = (time.perf_counter() - begun) / GRAPHED
+    host = (time.perf_counter() - begun) / QUEUED
     properties = torch.cuda.get_device_properties(device)
     return DeviceMemory(properties.total_memory, max(rates), from_host, host, properties.multi_processor_count)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fourfold.calibrate.clock import Meter
+from fourfold.calibrate.clock import Meter, numbers
 from fourfold.calibrate.steps import table_spec
 from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
@@ -63,7 +63,7 @@ def measure_gemms(
 
 def weight_pool(device: torch.device, dtype: str, size: int) -> torch.Tensor:
     """Memory of `size` bytes that weights are taken from."""
-    return torch.full((size // torch_dtype(dtype).itemsize,), 0.01, dtype=torch_dtype(dtype), device=device)
+    return numbers((size // torch_dtype(dtype).itemsize,), 0.01, torch_dtype(dtype), device)
 
 
 def _taken(pool: torch.Tensor, rows: int, columns: int) -> Callable[[], torch.Tensor]:
@@ -82,7 +82,7 @@ def _taken(pool: torch.Tensor, rows: int, columns: int) -> Callable[[], torch.Te
 
 def plain_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float, operations: Operations) -> float:
     """FLOP/s, the mean of a forward product and an input gradient."""
-    x = torch.full((gemm.rows, gemm.inner), 0.5, dtype=pool.dtype, device=pool.device)
+    x = numbers((gemm.rows, gemm.inner), 0.5, pool.dtype, pool.device)
     forward, backward = _taken(pool, gemm.columns, gemm.inner), _taken(pool, gemm.inner, gemm.columns)
 
     def both() -> None:
@@ -95,8 +95,8 @@ def plain_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float, oper
 
 def accumulated_rate(gemm: Gemm, pool: torch.Tensor, meter: Meter, window: float, operations: Operations) -> float:
     """FLOP/s of a weight gradient [rows, columns] added in place; `inner`: its tokens."""
-    grad = torch.full((gemm.inner, gemm.rows), 1e-6, dtype=pool.dtype, device=pool.device)
-    x = torch.full((gemm.inner, gemm.columns), 1e-6, dtype=pool.dtype, device=pool.device)
+    grad = numbers((gemm.inner, gemm.rows), 1e-6, pool.dtype, pool.device)
+    x = numbers((gemm.inner, gemm.columns), 1e-6, pool.dtype, pool.device)
     weight = _taken(pool, gemm.rows, gemm.columns)
     with torch.no_grad():
         return gemm.flops / meter.seconds_each(lambda: operations.accumulate(weight(), grad, x, False), window)
@@ -117,7 +117,7 @@ def attention_rates(shape: Attention, dtype: str, meter: Meter, window: float) -
     """FLOP/s forward and backward. `shape`: a forward of as many keys as queries, all heads alike."""
     width, scale = shape.query_key_dim, shape.query_key_dim**-0.5
     size = (shape.sequences, shape.queries, 3 * shape.heads, width)
-    q, k, v = torch.full(size, 0.1, dtype=torch_dtype(dtype), device=meter.device).chunk(3, dim=2)
+    q, k, v = numbers(size, 0.1, torch_dtype(dtype), meter.device).chunk(3, dim=2)
     with torch.no_grad():
         out, statistics = attend(q, k, v, True, scale)
         forward = meter.seconds_each(lambda: attend(q, k, v, True, scale), window)

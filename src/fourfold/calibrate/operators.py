@@ -1,19 +1,22 @@
 """Memory-bound operators of the runtime, each run on tensors and recorded: its time, and what it reads and writes."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
+from typing import cast
 
 import torch
 
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu
 from fourfold.model.norm import rms_norm, rms_norm_backward
-from fourfold.model.operations import Array, Operations
+from fourfold.model.operations import Array, Operations, with_operations
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.rope import rotate_
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.model.work import Work
+from fourfold.train import norm_choice, pointwise_choice
 
 Make = Callable[..., Array]
 """Makes an input of a shape."""
@@ -60,15 +63,26 @@ OPERATORS: dict[str, Operator] = {
 }
 
 
-def on_device(name: str, tokens: int, hidden: int, device: torch.device, dtype: str) -> Callable[[], object]:
-    """The operator on tensors."""
+def back_ends(device: torch.device) -> tuple[Operations, ...]:
+    """Those that a run on the device chooses among: the formulas, and on CUDA the Triton kernels where they can run."""
+    formulas = cast(Operations, torch_operations)
+    if device.type != "cuda" or find_spec("triton") is None:
+        return (formulas,)
+    members = {**norm_choice.members(norm_choice.TRITON), **pointwise_choice.members(pointwise_choice.TRITON)}
+    return (formulas, with_operations(formulas, members))
+
+
+def on_device(
+    name: str, tokens: int, hidden: int, device: torch.device, dtype: str, ops: Operations | None = None
+) -> Callable[[], object]:
+    """The operator on tensors. `ops`: by which; None: by the formulas."""
 
     def make(*shape: int) -> torch.Tensor:
         return torch.full(
             shape, 0.5**0.5, dtype=torch_dtype(dtype), device=device
         )  # cos and sin of one angle: nothing grows
 
-    return OPERATORS[name](torch_operations, make, tokens, hidden)
+    return OPERATORS[name](ops or cast(Operations, torch_operations), make, tokens, hidden)
 
 
 def recorded(name: str, tokens: int, hidden: int, is_cuda: bool, dtype: str) -> Work:
@@ -77,5 +91,6 @@ def recorded(name: str, tokens: int, hidden: int, is_cuda: bool, dtype: str) -> 
     ops = RecorderOperations(recording, accelerator=is_cuda)
     run = OPERATORS[name](ops, lambda *shape: ops.outside(shape, dtype), tokens, hidden)
     recording.begin()
-    run()
+    with ops.fused():
+        run()
     return recording.recorded()
