@@ -11,7 +11,7 @@ from fourfold.layout import resolve_layout
 from fourfold.model.environment import Microbatch
 from fourfold.model.torch_operations import accumulate
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
-from fourfold.runtime import executor as executor_module
+from fourfold.runtime import step as step_module
 from fourfold.runtime.device import read_back, to_device
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.graph import StepGraph, capture_cuda
@@ -129,7 +129,7 @@ def test_the_host_waits_at_the_end_of_a_step_alone(compute: str, monkeypatch: py
         waits.append(len(tensors))
         return read_back(tensors)
 
-    monkeypatch.setattr(executor_module, "read_back", read)
+    monkeypatch.setattr(step_module, "read_back", read)
     batch = global_batch(
         0, config.batch.global_sequences, config.batch.sequence_length, view.spec.model.vocab_size, False
     )
