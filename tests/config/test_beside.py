@@ -44,6 +44,18 @@ def test_so_are_blends_tokenizers_and_models(beside: Path) -> None:
     assert (run.model.hf, run.model.initial) == (f"{beside}/.", f"{beside}/.")
 
 
+def test_so_are_schedules_clusters_and_software(beside: Path) -> None:
+    for name in ("order.txt", "lab.toml", "ours.toml", "megatron", "dgx-h100"):
+        (beside / name).write_text("")
+    text = '[layout]\nschedule = "file:order.txt"\n[cluster]\npreset = "lab.toml"\nsoftware = "ours.toml"\n'
+    run = load_run(written(beside, text))
+    assert run.layout.schedule == f"file:{beside}/order.txt"
+    assert (run.cluster.preset, run.cluster.software) == (f"{beside}/lab.toml", f"{beside}/ours.toml")
+    text = '[layout]\nschedule = "file:gone.txt"\n[cluster]\npreset = "dgx-h100"\nsoftware = "megatron"\n'
+    run = load_run(written(beside, text))
+    assert (run.layout.schedule, run.cluster.preset, run.cluster.software) == ("file:gone.txt", "dgx-h100", "megatron")
+
+
 @pytest.mark.parametrize("value", ["stdlib", "/tmp", "s3://bucket/texts", "~/texts", "nowhere", ""])
 def test_words_urls_and_absolute_paths_stay(beside: Path, value: str) -> None:
     assert load_run(written(beside, f'data.corpus = "{value}"\n')).data.corpus == value

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 _KEYS = (("data", "corpus"), ("data", "tokenizer"), ("model", "hf"), ("model", "initial"))
+_NAMES_OR_FILES = (("cluster", "preset"), ("cluster", "software"))
+"""Keys that name a file where their value ends so, and else something that is shipped."""
+_FILE_ENDING, _FILE_START = ".toml", "file:"
 
 
 def begin_beside(table: dict[str, Any], folder: Path) -> None:
@@ -17,10 +20,14 @@ def begin_beside(table: dict[str, Any], folder: Path) -> None:
         return
     for holder, key in _places(table):
         value = holder.get(key)
-        if isinstance(value, str) and _is_relative(value):
-            place = os.path.join(folder, value)
+        if not isinstance(value, str):
+            continue
+        start = _FILE_START if value.startswith(_FILE_START) else ""
+        path = value.removeprefix(start)
+        if _is_relative(path):
+            place = os.path.join(folder, path)
             if _is_there(place):
-                holder[key] = place
+                holder[key] = start + place
 
 
 def where_looked(path: str) -> str:
@@ -38,6 +45,13 @@ def _places(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         parts = section.get(key)
         if isinstance(parts, list):
             yield from ((part, "path") for part in parts if isinstance(part, dict))
+    for name, key in _NAMES_OR_FILES:
+        section = table.get(name)
+        if isinstance(section, dict) and str(section.get(key)).endswith(_FILE_ENDING):
+            yield section, key
+    layout = table.get("layout")
+    if isinstance(layout, dict) and str(layout.get("schedule")).startswith(_FILE_START):
+        yield layout, "schedule"
 
 
 def _is_relative(path: str) -> bool:
