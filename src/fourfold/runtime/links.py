@@ -44,7 +44,10 @@ class Link(Protocol):
 Channels = Mapping[tuple[int, bool], Any]
 """By a neighbour's rank and the direction, the process group of that neighbour and this rank."""
 
-_TRANSFER_TAGS = 1 << 30
+_EXCHANGES, _PARTS = 1 << 22, 1 << 8
+_TRANSFERS = 1 << 30
+"""Tags begin again after so many exchanges, with so many tensors for one rank in each, and after so many transfers, whose tags are
+above those of exchanges: gloo takes tags below 2**31, and no two calls under way are as far from each other."""
 
 
 @dataclass
@@ -78,17 +81,17 @@ class TorchLink:
             operations += [dist.P2POp(dist.irecv, tensor, rank, group) for tensor, rank in received]
             return dist.batch_isend_irecv(operations)
         self._sequence += 1
-        base = self._sequence << 8
+        base = self._sequence % _EXCHANGES * _PARTS
         works = [dist.irecv(x, rank, group=group, tag=base + i) for x, rank, i in _numbered(received)]
         return works + [dist.isend(x, rank, group=group, tag=base + i) for x, rank, i in _numbered(sent)]
 
     def send(self, tensor: Tensor, rank: int, upwards: bool, number: int) -> Any:
         group = self.channels.get((rank, upwards), self.process_group)
-        return dist.isend(tensor, rank, group=group, tag=_TRANSFER_TAGS + number)
+        return dist.isend(tensor, rank, group=group, tag=_TRANSFERS + number % _TRANSFERS)
 
     def receive(self, tensor: Tensor, rank: int, upwards: bool, number: int) -> Any:
         group = self.channels.get((rank, upwards), self.process_group)
-        return dist.irecv(tensor, rank, group=group, tag=_TRANSFER_TAGS + number)
+        return dist.irecv(tensor, rank, group=group, tag=_TRANSFERS + number % _TRANSFERS)
 
 
 Links = dict[tuple[int, ...], Link]

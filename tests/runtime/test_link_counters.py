@@ -1,0 +1,39 @@
+"""Numbers of exchanges and transfers never end: gloo's tags do, at 2**31, and begin again."""
+
+import pytest
+
+pytest.importorskip("torch")
+import torch
+import torch.distributed as dist
+
+from fourfold.runtime.links import _EXCHANGES, _TRANSFERS, TorchLink
+from tests.support.ranks import run_on_ranks
+
+CALLS = 12
+
+
+def exchanged(rank: int, begin: int) -> list[float]:
+    """What this rank receives in exchanges and transfers whose numbers go on from `begin`."""
+    link, peer, received = TorchLink(dist.group.WORLD, native=False, _sequence=begin), 1 - rank, []
+    for call in range(CALLS):
+        sent = [torch.tensor([100.0 * rank + call + part / 4]) for part in range(3)]
+        into = [torch.zeros(1) for _ in sent]
+        for work in link.exchange([(x, peer) for x in sent], [(x, peer) for x in into]):
+            work.wait()
+        received += [x.item() for x in into]
+        one, number = torch.tensor([1000.0 * rank + call]), begin + call
+        got = torch.zeros(1)
+        for work in (link.receive(got, peer, rank == 1, number), link.send(one, peer, rank == 0, number)):
+            work.wait()
+        received.append(got.item())
+    return received
+
+
+@pytest.mark.parametrize("near", [2**16, _EXCHANGES, 2**23, _TRANSFERS, 2**31, 2**32, 2**62])
+def test_calls_go_on_across_every_limit(near: int) -> None:
+    for rank, received in enumerate(run_on_ranks(2, exchanged, begin=near - CALLS // 2)):
+        assert received == [
+            value
+            for call in range(CALLS)
+            for value in (*(100.0 * (1 - rank) + call + part / 4 for part in range(3)), 1000.0 * (1 - rank) + call)
+        ]
