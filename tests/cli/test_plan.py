@@ -289,7 +289,7 @@ def test_a_plan_is_a_screen(fourfold, monkeypatch, columns: int, asked: tuple[st
     assert labels[:4] == ["memory", "step", "time", "change"]
     assert {"assumed", "software", "by", "next"} <= set(labels)
     software = next(line for line in lines if line.startswith("software"))
-    assert ("run on one GPU so far" in software) == ("--for" not in asked)
+    assert ("tried on one GPU" in software) == ("--for" not in asked)
     assert "megatron" in software or "megatron" in lines[lines.index(software) + 1]
     assert [line[:2] for line in lines if line[:2] in (" 1", " 2", " 3")] == [" 1", " 2", " 3"]
 

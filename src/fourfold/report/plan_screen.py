@@ -67,7 +67,7 @@ def _software(request: Request, elsewhere: Sequence[tuple[str, float | None]]) -
     """Whose prices these are, whether anybody ran them, and what others take for the first layout."""
     name = format_software(request.template)
     if request.software.name == OWN_SOFTWARE and request.cluster.device.units:
-        name += ", run on one GPU so far"
+        name += ", tried on one GPU"
     others = [f"{other} {seconds_text(seconds)}" for other, seconds in elsewhere if seconds is not None]
     cannot = [other for other, seconds in elsewhere if seconds is None]
     parts = [name, *([f"row 1 under {', '.join(others)}"] if others else [])]
