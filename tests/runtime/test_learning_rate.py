@@ -1,4 +1,4 @@
-"""The learning rate of every step is that of PyTorch's schedulers."""
+"""The learning rate of every step is that of PyTorch's schedulers, which reach their least rate at the last one."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ def of_torch(section: AdamWSection) -> list[float]:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=section.lr)
     after: LRScheduler
     if section.schedule == "cosine":
-        after = CosineAnnealingLR(optimizer, left, section.lr * section.min_lr_ratio)
+        after = CosineAnnealingLR(optimizer, left - 1, section.lr * section.min_lr_ratio)
     elif section.schedule == "wsd":
         steps, least = round(section.decay_fraction * STEPS), section.min_lr_ratio
-        after = LambdaLR(optimizer, lambda step: least + (1 - least) * min(1.0, (left - step) / steps))
+        after = LambdaLR(optimizer, lambda step: least + (1 - least) * min(1.0, (left - 1 - step) / steps))
     else:
         after = LambdaLR(optimizer, lambda step: 1.0)
     scheduler = after
@@ -42,3 +42,13 @@ def test_every_step_has_the_rate_of_torch(schedule: str, warmup: int, least: flo
     section = AdamWSection(lr=3e-3, schedule=schedule, warmup_steps=warmup, min_lr_ratio=least, decay_fraction=0.25)
     rates = [learning_rate(section, step, STEPS) for step in range(STEPS)]
     assert rates == pytest.approx(of_torch(section), rel=1e-9, abs=1e-12)
+    assert rates[-1] == pytest.approx(section.lr * (least if schedule != "constant" else 1.0))
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant", "wsd"])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_short_runs_have_a_rate(schedule: str, steps: int) -> None:
+    section = AdamWSection(lr=1.0, schedule=schedule, warmup_steps=0, min_lr_ratio=0.1)
+    rates = [learning_rate(section, step, steps) for step in range(steps)]
+    assert all(0.1 <= rate <= 1.0 for rate in rates)
+    assert rates == sorted(rates, reverse=True)
