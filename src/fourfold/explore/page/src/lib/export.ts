@@ -132,8 +132,12 @@ const escaped = (text: string): string =>
 /** An SVG's text as pixels, twice as many as it says. */
 export async function pngOf(text: string): Promise<Blob> {
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
-  await image.decode();
+  // not decode(): that waits for a frame, which a tab that nothing changes in may never draw
+  await new Promise<void>((resolve, reject) => {
+    image.onload = () => resolve();
+    image.onerror = () => reject(new Error("the picture could not be read"));
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  });
   const canvas = document.createElement("canvas");
   canvas.width = 2 * image.width;
   canvas.height = 2 * image.height;
