@@ -64,7 +64,7 @@ class GlobalBatches:
         self._document_mask = document_mask
         self._eos = prepared.eos
         self._weights = [part.weight for part in prepared.parts]
-        self._blend = Blend(self._weights, seed)
+        self._blend = Blend(self._weights)
         streams = [prepared.streams(part) for part in prepared.parts]
         self._train = [train for train, _ in streams]
         self._validation = [validation for _, validation in streams]

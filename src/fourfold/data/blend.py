@@ -1,14 +1,10 @@
-"""Which part of a blend each sample comes from: every block of samples has the same proportions, exactly."""
+"""Which part of a blend each sample comes from: after any number of samples each part has had its share, to a sample or two."""
 
+import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-
-from fourfold.config import UserError
-from fourfold.data.permutation import Permutation
-
-_MAX_EXACT_BLOCK = 1024
-_MAX_BLOCK = 1 << 16
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
@@ -22,40 +18,45 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     return counts
 
 
-def block_size(weights: Sequence[float]) -> int:
-    """Samples in a block: the fewest, up to 1,024, in which every share is whole; else 1,024 or the power of two
-    from which every part has a sample. Raises `UserError` for a weight that would take more than 65,536."""
-    total = sum(weights)
-    for size in range(1, _MAX_EXACT_BLOCK + 1):
-        shares = [weight / total * size for weight in weights]
-        if all(round(share) >= 1 and abs(share - round(share)) < 1e-9 * size for share in shares):
-            return size
-    size = _MAX_EXACT_BLOCK
-    while 0 in largest_remainder(weights, size):
-        size *= 2
-        if size > _MAX_BLOCK:
-            raise UserError(
-                f"data.corpus: weight {min(weights):g} is less than 1/{_MAX_BLOCK} of the sum {total:g}, so that its part "
-                f"would hardly be seen; a weight that works: {total / 1000:g}"
-            )
-    return size
+@dataclass(frozen=True)
+class _Split:
+    """Two sides, each a part or a split of its own. `share`: the lighter's, of what both have."""
+
+    share: float
+    lighter: "int | _Split"
+    heavier: "int | _Split"
 
 
 class Blend:
-    """Maps sample n of the run to (part, index within the part): pure functions of n, the weights and the seed."""
+    """Maps sample n of the run to (part, index within the part): pure functions of n and the weights.
 
-    def __init__(self, weights: Sequence[float], seed: int) -> None:
-        self.block = block_size(weights)
-        self.counts = np.array(largest_remainder(weights, self.block), np.int64)
-        sorted_parts = np.repeat(np.arange(len(weights)), self.counts)
-        self._part = sorted_parts[Permutation(self.block, seed, self.block)(np.arange(self.block))]
-        # How many slots of the same part come before each slot.
-        self._rank = np.zeros(self.block, np.int64)
-        for part, count in enumerate(self.counts):
-            self._rank[self._part == part] = np.arange(count)
+    Parts are joined two by two, the lightest first (Huffman 1952). Of n samples of a pair the lighter side has n times its share,
+    rounded, so that no error adds up with n, whatever the weights, and samples next to each other have each part's share as well.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        heap: list[tuple[float, int, int | _Split]] = [(weight, part, part) for part, weight in enumerate(weights)]
+        heapq.heapify(heap)
+        for number in range(len(weights), 2 * len(weights) - 1):
+            light, _, lighter = heapq.heappop(heap)
+            heavy, _, heavier = heapq.heappop(heap)
+            heapq.heappush(heap, (light + heavy, number, _Split(light / (light + heavy), lighter, heavier)))
+        self._tree = heap[0][2]
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(part, index within the part) of each sample, int64 [n] each."""
-        blocks, slots = np.divmod(samples, self.block)
-        parts = self._part[slots]
-        return parts, blocks * self.counts[parts] + self._rank[slots]
+        parts, indices = np.empty_like(samples), np.empty_like(samples)
+        self._deal(self._tree, np.arange(len(samples)), samples, parts, indices)
+        return parts, indices
+
+    def _deal(
+        self, node: int | _Split, places: np.ndarray, numbers: np.ndarray, parts: np.ndarray, indices: np.ndarray
+    ) -> None:
+        """Puts parts and indices of a node's samples at `places`. `numbers`: of the samples within the node."""
+        if isinstance(node, int):
+            parts[places], indices[places] = node, numbers
+            return
+        before, after = (np.floor(n * node.share + 0.5).astype(np.int64) for n in (numbers, numbers + 1))
+        light = after > before
+        self._deal(node.lighter, places[light], before[light], parts, indices)
+        self._deal(node.heavier, places[~light], (numbers - before)[~light], parts, indices)
