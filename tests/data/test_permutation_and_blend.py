@@ -63,7 +63,7 @@ def test_impossible_sizes_are_refused(size: int) -> None:
 
 
 MOST_OFF = 1.5
-"""Samples, of parts that are joined a few times: half for each time, less the lighter a side is."""
+"""Samples, of parts that are joined a few times: half for each time, less the smaller a side is."""
 weights_strategy = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
 
 

@@ -13,7 +13,7 @@ CALLS = 12
 
 
 def exchanged(rank: int, begin: int) -> list[float]:
-    """What this rank receives in exchanges and transfers whose numbers go on from `begin`."""
+    """Numbers that this rank receives in exchanges and transfers whose numbers go on from `begin`."""
     link, peer, received = TorchLink(dist.group.WORLD, native=False, _sequence=begin), 1 - rank, []
     for call in range(CALLS):
         sent = [torch.tensor([100.0 * rank + call + part / 4]) for part in range(3)]

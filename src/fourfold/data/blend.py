@@ -20,27 +20,27 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Split:
-    """Two sides, each a part or a split of its own. `share`: the lighter's, of what both have."""
+    """Two sides, each a part or a split of its own. `share`: the smaller's, of what both have."""
 
     share: float
-    lighter: "int | _Split"
-    heavier: "int | _Split"
+    smaller: "int | _Split"
+    larger: "int | _Split"
 
 
 class Blend:
     """Maps sample n of the run to (part, index within the part): pure functions of n and the weights.
 
-    Parts are joined two by two, the lightest first (Huffman 1952). Of n samples of a pair the lighter side has n times its share,
-    rounded, so that no error adds up with n, whatever the weights, and samples next to each other have each part's share as well.
+    Parts are joined two by two, the smallest first (Huffman 1952). Among n samples of a pair n times the smaller side's share, rounded,
+    are its own, so that no error adds up with n, whatever the weights, and samples next to each other have each part's share as well.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
         heap: list[tuple[float, int, int | _Split]] = [(weight, part, part) for part, weight in enumerate(weights)]
         heapq.heapify(heap)
         for number in range(len(weights), 2 * len(weights) - 1):
-            light, _, lighter = heapq.heappop(heap)
-            heavy, _, heavier = heapq.heappop(heap)
-            heapq.heappush(heap, (light + heavy, number, _Split(light / (light + heavy), lighter, heavier)))
+            light, _, smaller = heapq.heappop(heap)
+            heavy, _, larger = heapq.heappop(heap)
+            heapq.heappush(heap, (light + heavy, number, _Split(light / (light + heavy), smaller, larger)))
         self._tree = heap[0][2]
 
     def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,5 +58,5 @@ class Blend:
             return
         before, after = (np.floor(n * node.share + 0.5).astype(np.int64) for n in (numbers, numbers + 1))
         light = after > before
-        self._deal(node.lighter, places[light], before[light], parts, indices)
-        self._deal(node.heavier, places[~light], (numbers - before)[~light], parts, indices)
+        self._deal(node.smaller, places[light], before[light], parts, indices)
+        self._deal(node.larger, places[~light], (numbers - before)[~light], parts, indices)
