@@ -3,12 +3,27 @@
 import errno
 import os
 import resource
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fourfold.checkpoint.folders import aside, move_into_place, remove_tree, room_advice, sync_folder, write_text
+from fourfold.checkpoint.folders import (
+    MANIFEST,
+    aside,
+    checkpoints,
+    leftovers,
+    move_into_place,
+    prune,
+    remove_leftovers,
+    remove_tree,
+    room_advice,
+    step_folder,
+    sync_folder,
+    write_text,
+)
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 
 
@@ -91,3 +106,31 @@ def test_a_damaged_checkpoint_has_its_message_with_the_advice_and_without() -> N
         "step-000005 is truncated; what works: an older one",
         "step-000005 is truncated",
     )
+
+
+def test_what_cannot_be_deleted_stops_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `chattr +i`, or while a network's file system keeps a file that is open: deleting is a courtesy."""
+    for step in (5, 10, 15):
+        step_folder(tmp_path, step).mkdir()
+        (step_folder(tmp_path, step) / MANIFEST).write_text("{}")
+    really = shutil.rmtree
+
+    def rmtree(path: Path, *given: Any, **more: Any) -> None:
+        if "000005" in str(path):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        really(path, *given, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    prune(tmp_path, 1, step_folder(tmp_path, 15))
+    assert checkpoints(tmp_path) == [step_folder(tmp_path, 15)]
+    left = tmp_path / ".old-step-000005"
+    assert leftovers(tmp_path) == [left]
+    remove_leftovers(tmp_path)
+    assert leftovers(tmp_path) == [left]
+    monkeypatch.undo()
+    remove_leftovers(tmp_path)
+    assert leftovers(tmp_path) == []
+
+
+def test_nothing_is_left_where_there_is_no_folder(tmp_path: Path) -> None:
+    assert leftovers(tmp_path / "gone") == []

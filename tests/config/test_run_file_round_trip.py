@@ -181,3 +181,10 @@ def test_no_clipping_survives_the_round_trip(tmp_path: Path) -> None:
     assert load_run(file).optimizer.clip_norm is None
     assert load_run(file, ["optimizer.clip_norm=0"]) == load_run(file)
     assert load_run(file, ["optimizer.clip_norm=0.5"]).optimizer.clip_norm == 0.5
+
+
+def test_a_mark_at_the_start_of_a_file_is_not_seen(path: Path) -> None:
+    """The byte order mark that editors on Windows write."""
+    plain = load_run(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_run(path) == plain

@@ -187,3 +187,16 @@ def test_the_oldest_cases_are_dropped(tmp_path: Path) -> None:
     assert len(known) == remembered.MAX_CASES
     assert "0" not in known
     assert "new" in known
+
+
+def test_without_a_home_nothing_is_remembered_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a container platform's arbitrary user id: HOME is unset, and the password file has no such user."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    path = remembered.default_path()
+    remembered.remember(path, "key", {"tiled": 1.0})
+    assert remembered.recall(path, "key", ["tiled"]) is None

@@ -90,3 +90,14 @@ def test_a_run_file_written_by_the_launcher_is_toml_for_everybody(tmp_path) -> N
     folder = RunFolder(tmp_path / "a")
     folder.write(run(), {})
     assert load_run(folder.run_file) == run()
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o700), (0o022, 0o755), (0o002, 0o775)])
+def test_a_folder_has_the_mode_that_the_umask_says(tmp_path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        RunFolder(tmp_path / "run").write(resolve_run(run(), 1, None).config, {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == mode
+    assert os.listdir(tmp_path) == ["run"]

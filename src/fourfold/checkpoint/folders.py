@@ -56,14 +56,23 @@ def latest_checkpoint(root: Path) -> Path | None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes what a crashed save or an interrupted deletion left below `root`. Raises `OSError`."""
-    entries: list[Path] = []
-    with suppress(FileNotFoundError):  # an object store has no empty folders
-        entries = list(root.iterdir())
-    for path in entries:
-        unfinished = is_remote(path) and step_of(path) is not None and not (path / MANIFEST).is_file()
-        if path.name.startswith((_ASIDE + "step-", _REPLACED + "step-")) or unfinished:
+    """Removes `leftovers`, but for those that cannot be deleted: nobody reads them."""
+    for path in leftovers(root):
+        with suppress(OSError):
             remove_tree(path)
+
+
+def leftovers(root: Path) -> list[Path]:
+    """Remains below `root` of saves that crashed, and of checkpoints that were not deleted in full. Raises `OSError`."""
+    entries: list[Path] = []
+    with suppress(FileNotFoundError, NotADirectoryError):  # an object store has no empty folders
+        entries = list(root.iterdir())
+
+    def is_left(path: Path) -> bool:
+        unfinished = is_remote(path) and step_of(path) is not None and not (path / MANIFEST).is_file()
+        return path.name.startswith((_ASIDE + "step-", _REPLACED + "step-")) or unfinished
+
+    return sorted(path for path in entries if is_left(path))
 
 
 def remove_tree(path: Path) -> None:
@@ -110,6 +119,7 @@ def prune(root: Path, keep: int, written: Path) -> None:
                 remove_tree(path)
                 continue
             old = path.with_name(_REPLACED + path.name)
+            remove_tree(old)  # what stayed of a deletion before
             os.rename(path, old)  # first out of sight: a deletion cut short must not look like a checkpoint
             shutil.rmtree(old)
 

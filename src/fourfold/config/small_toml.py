@@ -35,7 +35,7 @@ class SmallToml:
                 data = file.read(MAX_FILE_BYTES + 1)
             if len(data) > MAX_FILE_BYTES:
                 raise UserError(f"{path}: larger than {MAX_FILE_BYTES} bytes; {self.holds} takes a few thousand")
-            return data.decode("utf-8")
+            return data.decode("utf-8-sig")  # editors on Windows begin a file with a mark
         except FileNotFoundError:
             there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
             near = nearest(path.name, there)

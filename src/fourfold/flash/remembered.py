@@ -34,9 +34,14 @@ class DeviceCase(Protocol):
 
 
 def default_path() -> Path:
-    """`fourfold/attention.json` in the user's cache."""
+    """`fourfold/attention.json` in the user's cache. Where a user has no home (under a container's arbitrary user id), a place at
+    which no file can be: nothing is remembered."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fourfold" / "attention.json"
+    try:
+        base = Path(cache) if cache else Path.home() / ".cache"
+    except RuntimeError:
+        base = Path(os.devnull)
+    return base / "fourfold" / "attention.json"
 
 
 def key_of(case: DeviceCase) -> str:

@@ -3,8 +3,8 @@
 import fcntl
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -165,9 +165,11 @@ class RunFolder:
 
 def _create_at_once(path: Path, texts: dict[str, str]) -> None:
     """Writes a folder aside and renames it into place."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    aside = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}"
+    )  # its mode is what the umask says, which mkdtemp does not ask
+    aside.mkdir()
     try:
-        os.chmod(aside, 0o755)
         for name, text in texts.items():
             (aside / name).write_text(text, encoding="utf-8")
         (aside / LOGS).mkdir()

@@ -166,7 +166,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "memory_failed": f"no copies in memory: {event.get('message', '')}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
-        "save": f"checkpoint saved{at}",
+        "save": f"checkpoint saved{at}{'; ' if event.get('message') else ''}{event.get('message') or ''}",
         "withhold": f"no checkpoint{at}: the last {event.get('skipped')} steps were skipped",
         "skip": f"the gradients of step {step} are not finite: first {event.get('tensor') or 'that of no rank alone'}",
         "corruption": f"found{at}: {event.get('message', '')}",

@@ -91,7 +91,7 @@ def _read(schedule: str) -> str:
             f"'rank R: F0.0 ...' for every pipeline rank; a value that works: '1f1b'"
         )
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"layout.schedule = {schedule!r}: cannot be read: {error}; what works: a UTF-8 text file"
