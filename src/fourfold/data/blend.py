@@ -30,8 +30,9 @@ class _Split:
 class Blend:
     """Maps sample n of the run to (part, index within the part): pure functions of n and the weights.
 
-    Parts are joined two by two, the smallest first (Huffman 1952). Among n samples of a pair n times the smaller side's share, rounded,
-    are its own, so that no error adds up with n, whatever the weights, and samples next to each other have each part's share as well.
+    Parts are joined two by two, the smallest first (Huffman 1952). Among n samples of a pair n times the smaller side's share,
+    rounded, are its own. So no error adds up with n, whatever the weights, and samples next to each other have each part's share
+    as well.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
