@@ -7,8 +7,9 @@ import torch
 
 from fourfold.config import UserError
 from fourfold.hardware import load_device
-from fourfold.model.low_precision import GemmRecipe, Operand, ScaleTile
-from fourfold.model.torch_scaled import SCALE_ALIGNMENT, check_kernels, multiplied_on, scales_of
+from fourfold.model import torch_operations
+from fourfold.model.low_precision import ACTIVATION, WEIGHT, GemmRecipe, common_scales
+from fourfold.model.torch_scaled import check_kernels, multiplied_on
 
 CAPABILITIES = {
     "a100-sxm-80": (8, 0),
@@ -49,8 +50,9 @@ def test_a_run_on_a_device_without_them_is_refused(recipe: str, capability: tupl
 
 
 def test_a_scale_lies_where_cublas_reads_one() -> None:
-    """Both scales of a product travel in one tensor, the second 4 bytes behind the first."""
-    both = torch.tensor([[2.0, 0.5]])
-    for place, value in ((both[:, :1], 2.0), (both[:, 1:], 0.5)):
-        scale = scales_of(Operand(torch.zeros(16, 16), place, ScaleTile(None, None)), "fp8")
-        assert (scale.data_ptr() % SCALE_ALIGNMENT, scale.item(), scale.shape) == (0, value, ())
+    """At a multiple of 16 bytes, though both scales of a product come from one tensor. cuBLAS refuses the matmul of any other (seen
+    on an H200 with CUDA 13.0)."""
+    given = torch.full((16, 16), 3.0), torch.full((16, 16), 100.0)
+    scales = common_scales(torch_operations, given, (ACTIVATION, WEIGHT), None)  # type: ignore[arg-type]
+    assert [scale.data_ptr() % 16 for scale in scales] == [0, 0]
+    assert [scale.item() for scale in scales] == [2.0**-7, 2.0**-2]

@@ -179,7 +179,7 @@ def common_scales(
         largest = every
     with ops.fused("quantized"):
         largest = largest.amax(0, keepdim=True)
-        scales = largest[:, :1], largest[:, 1:]
+        scales = largest[:, :1], ops.copy(largest[:, 1:])  # cuBLAS reads a scale at multiples of 16 bytes alone
         for scale, role in zip(scales, roles, strict=True):
             to_scales_(ops, scale, role.element)
     return scales

@@ -11,8 +11,6 @@ from fourfold.model.low_precision import GemmRecipe, Operand, ScaleTile
 
 SCALE_ROWS, SCALE_COLUMNS = 128, 4
 """Scales of MXFP8 lie in memory in pieces of so many: cuBLAS 12.9, 1D block scaling factors layout."""
-SCALE_ALIGNMENT = 16
-"""Bytes at multiples of which cuBLAS reads a scale; it refuses the matmul of any other (seen on an H200 with CUDA 13.0)."""
 
 
 def multiplied_on(capability: tuple[int, int], rocm: bool = False) -> tuple[GemmRecipeName, ...]:
@@ -72,8 +70,7 @@ def scales_of(operand: Operand, name: GemmRecipeName) -> Tensor:
     MXFP8 as exponents, in pieces of 128 x 4."""
     scales, tile = operand.scales, operand.tile
     if tile.columns is None:
-        scale = scales.reshape(())
-        return scale.clone() if scale.data_ptr() % SCALE_ALIGNMENT else scale
+        return scales.reshape(())
     if name == "mxfp8":
         return in_pieces(scales.to(torch.float8_e8m0fnu))
     if tile.rows == 1:
