@@ -16,7 +16,7 @@ from fourfold.config import parse_run
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import build_units
 from fourfold.train import state
-from fourfold.train.saver import Saver
+from fourfold.train.saver import SaveEnd, Saver
 from tests.support.programs import DIMENSIONS, make_view
 from tests.train.test_training import corpus, finish, lines, make_run, start_training
 
@@ -163,3 +163,12 @@ def test_the_save_under_way_is_awaited_by_the_last(saver, tmp_path: Path, monkey
     own.save(2, {"step": 2}, lambda: None)
     assert [end.path.name for end in own.ended()] == ["step-000001", "step-000002"]
     assert len(checkpoints(tmp_path / "checkpoints")) == 2
+
+
+def test_a_save_names_what_could_not_be_deleted(tmp_path: Path) -> None:
+    assert "message" not in SaveEnd(10, tmp_path / "step-000010").event()
+    (tmp_path / ".old-step-000005").mkdir()
+    told = SaveEnd(10, tmp_path / "step-000010").event()
+    assert told["message"] == f"{tmp_path}/.old-step-000005 could not be deleted; it takes room until it is"
+    (tmp_path / ".old-step-000004").mkdir()
+    assert "could not be deleted (and 1 more)" in SaveEnd(10, tmp_path / "step-000010").event()["message"]

@@ -4,16 +4,13 @@ import json
 import os
 import resource
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fourfold.checkpoint import folders
 from fourfold.config import RunFailure, load_run, num_steps
-from fourfold.config.remote_path import is_remote
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
@@ -318,10 +315,8 @@ class Training:
         """Records the saves that ended; the error of the newest, where it failed."""
         error = None
         for end in self.saver.ended():
-            told = end.event()
-            if log is not None and end.path is not None and (stays := _undeleted(end.path.parent)):
-                told["message"] = stays
-            _event(log, "save" if end.path is not None else "save_failed", **told)
+            if log is not None:
+                _event(log, "save" if end.path is not None else "save_failed", **end.event())
             self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
         return error
 
@@ -337,15 +332,6 @@ class Training:
             self.memory.wait()
         self.board.enter(ENDED, self.step)
         _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
-
-
-def _undeleted(root: Path) -> str:
-    """A warning of checkpoints that could not be deleted; empty where none is left."""
-    with suppress(OSError):
-        left = [path for path in folders.leftovers(root) if not is_remote(path)]
-        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
-        return f"{left[0]} could not be deleted{more}; it takes room until it is" if left else ""
-    return ""
 
 
 def _event(log: RunLog | None, name: str, **values: Any) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fourfold.checkpoint import SaveFailure
+from fourfold.checkpoint import SaveFailure, folders
 from fourfold.config import RunConfig
 from fourfold.config.errors import require_group_files
+from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
@@ -39,7 +41,17 @@ class SaveEnd:
         values = {key: getattr(self, key) for key in ("step", "seconds", "held_seconds", "waited_seconds")}
         if self.path is None:
             return {**values, "message": str(self.error)}
-        return {**values, "path": self.path.name}
+        stays = undeleted(self.path.parent)
+        return {**values, "path": self.path.name, **({"message": stays} if stays else {})}
+
+
+def undeleted(root: Path) -> str:
+    """A warning of checkpoints that could not be deleted; empty where none is left."""
+    with suppress(OSError):
+        left = [path for path in folders.leftovers(root) if not is_remote(path)]
+        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        return f"{left[0]} could not be deleted{more}; it takes room until it is" if left else ""
+    return ""
 
 
 class Saver:
