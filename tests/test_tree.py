@@ -32,6 +32,7 @@ SHORT = {
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
     "cost/masks.py": "one formula, which prices and the reader of published rows share",
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
+    "fused/losses.py": "cross-entropy beside Triton, which is imported only where its kernels run",
     "data/unigram.py": "the loss of a model of its own",
     "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",
     "explore/warm.py": "what the process that answers are forks of imports last, by its name alone",

@@ -40,7 +40,7 @@ LOWEST = torch.finfo(torch.float32).min
 def main(capability: int, dtype: str, width: int) -> None:
     norms = norm_launches.constants(FORMATS[dtype], width)
     losses = loss_launches.constants(FORMATS[dtype], 8 * width)
-    pointwise = pointwise_launches.constants(FORMATS[dtype], width)
+    pointwise = loss_launches.constants(FORMATS[dtype], width, pointwise_launches.BLOCK)
     pairs = {"STEP": 1, "OFFSET": 64, "SIGN": 1, "HEADS": 32, "HALF": 64, "num_warps": 4}
     found = {}
     for kernel, constants in (

@@ -29,11 +29,14 @@ def own_time(device: torch.device) -> Callable[[], float]:
 
 
 def numbers(shape: Sequence[int], typical: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Operands: random numbers around 0 on CUDA, where equal ones take less power and so less time than those of a
-    training; `typical`, the deviation of those, everywhere on a processor."""
-    if device.type != "cuda":
-        return torch.full(tuple(shape), typical, dtype=dtype, device=device)
-    return torch.empty(tuple(shape), dtype=dtype, device=device).normal_(std=typical)
+    """Operands of a measurement (`fill_`)."""
+    return fill_(torch.empty(tuple(shape), dtype=dtype, device=device), typical)
+
+
+def fill_(out: torch.Tensor, typical: float) -> torch.Tensor:
+    """Random numbers around 0 on CUDA, where equal ones take less power and so less time than those of a training; `typical`, the
+    deviation of those, everywhere on a processor."""
+    return out.normal_(std=typical) if out.is_cuda else out.fill_(typical)
 
 
 class Meter:

@@ -1,11 +1,11 @@
 """Memory-bound operators of the runtime, each run on tensors and recorded: its time, and what it reads and writes."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import cast
 
 import torch
 
+from fourfold.flash.backends import triton_refuses
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu
 from fourfold.model.norm import rms_norm, rms_norm_backward
@@ -66,7 +66,7 @@ OPERATORS: dict[str, Operator] = {
 def back_ends(device: torch.device) -> tuple[Operations, ...]:
     """Those that a run on the device chooses among: the formulas, and on CUDA the Triton kernels where they can run."""
     formulas = cast(Operations, torch_operations)
-    if device.type != "cuda" or find_spec("triton") is None:
+    if triton_refuses(device) is not None:
         return (formulas,)
     members = {**norm_choice.members(norm_choice.TRITON), **pointwise_choice.members(pointwise_choice.TRITON)}
     return (formulas, with_operations(formulas, members))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fourfold.calibrate.clock import own_time, synchronize
+from fourfold.calibrate.clock import fill_, own_time, synchronize
 from fourfold.config import parse_run
 from fourfold.data.batches import Batch
 from fourfold.huggingface import resolve_model
@@ -111,11 +111,7 @@ class StepRunner:
 
 
 def _fill(flat: FlatLayout, index: int, out: torch.Tensor) -> None:
-    """Random on CUDA: a device that multiplies equal numbers takes less power, and runs faster than a training ever does."""
-    if out.is_cuda:
-        out.normal_(std=0.02, generator=torch.Generator(out.device).manual_seed(index))
-    else:
-        out.fill_(0.02)
+    fill_(out, 0.02)
 
 
 def _batch(rows: int, length: int, vocabulary: int) -> Batch:

@@ -57,6 +57,13 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+def triton_refuses(device: torch.device) -> str | None:
+    """Why Triton's kernels do not run on a device; None: they do."""
+    if device.type != "cuda":
+        return "it runs on CUDA"
+    return None if _is_installed("triton") else "triton is not installed"
+
+
 def _refused(
     case: AttentionCase, *, half: bool = False, documents: bool = True, width: int = 1, widest: int = 256
 ) -> str | None:
@@ -110,7 +117,7 @@ def _package_refuses(case: AttentionCase) -> str | None:
 
 
 def _triton_refuses(case: AttentionCase) -> str | None:
-    return _refused(case) or (None if _is_installed("triton") else "triton is not installed")
+    return _refused(case) or triton_refuses(case.device)
 
 
 BACKENDS: dict[str, AttentionBackend] = {

@@ -41,7 +41,7 @@ def gradient_(logits: Tensor, column: Tensor, maximum: Tensor, factor: Tensor, t
         )
 
 
-def constants(dtype: torch.dtype, width: int) -> dict[str, Any]:
-    """A thread has 16 numbers of a block."""
-    block = min(LARGEST_BLOCK, triton.next_power_of_2(width))
+def constants(dtype: torch.dtype, width: int, largest: int = LARGEST_BLOCK) -> dict[str, Any]:
+    """Sizes for rows of so many numbers, in blocks of `largest` at most. A thread has 16 of a block."""
+    block = min(largest, triton.next_power_of_2(width))
     return {"BLOCK": block, "SUM_DTYPE": sum_format(dtype), "num_warps": max(1, block // 512)}

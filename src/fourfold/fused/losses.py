@@ -1,7 +1,6 @@
 """The kernels of cross-entropy, and the cases that they take."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -31,10 +30,3 @@ class TritonLoss:
         from fourfold.fused import loss_launches
 
         loss_launches.gradient_(logits, column, maximum, factor, target)
-
-
-def triton_refuses(case: LossCase) -> str | None:
-    """Why Triton's kernels do not take a case; None: they may."""
-    if case.device.type != "cuda":
-        return "it runs on CUDA"
-    return None if find_spec("triton") is not None else "triton is not installed"

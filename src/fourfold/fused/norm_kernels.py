@@ -9,7 +9,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _load(place, inside, SUM_DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
+def load(place, inside, SUM_DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Numbers of a row in the format of sums, with 0 beyond its end."""
     return tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
 
@@ -32,8 +32,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    values = _load(x + row * x_stride + columns, inside, SUM_DTYPE)
-    gain = _load(weight + columns, inside, SUM_DTYPE)
+    values = load(x + row * x_stride + columns, inside, SUM_DTYPE)
+    gain = load(weight + columns, inside, SUM_DTYPE)
     if IS_AGAIN:
         factor = tl.load(scale + row)
     else:
@@ -69,13 +69,13 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], SUM_DTYPE)
     first = program * rows_each
     for row in range(first, tl.minimum(first + rows_each, rows)):
-        g = _load(grad + row * grad_stride + columns, inside, SUM_DTYPE)
+        g = load(grad + row * grad_stride + columns, inside, SUM_DTYPE)
         factor = tl.load(scale + row)
-        normed = _load(x + row * x_stride + columns, inside, SUM_DTYPE) * factor
+        normed = load(x + row * x_stride + columns, inside, SUM_DTYPE) * factor
         total += g * normed
-        g = g * _load(weight + columns, inside, SUM_DTYPE)  # from the cache: registers are few
+        g = g * load(weight + columns, inside, SUM_DTYPE)  # from the cache: registers are few
         result = factor * (g - normed * (tl.sum(g * normed) / width))
         if HAS_RESIDUAL:
-            result += _load(residual + row * residual_stride + columns, inside, SUM_DTYPE)
+            result += load(residual + row * residual_stride + columns, inside, SUM_DTYPE)
         tl.store(grad_x + row * grad_x_stride + columns, result.to(grad_x.dtype.element_ty), mask=inside)
     tl.store(parts + program * width + columns, total, mask=inside)

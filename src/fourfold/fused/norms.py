@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fourfold.flash.backends import triton_refuses
 from fourfold.flash.tiled import accumulation_dtype
 
 _ATEN: Any = torch.ops.aten
@@ -84,11 +84,9 @@ def _torch_refuses(case: NormCase) -> str | None:
 
 
 def _triton_refuses(case: NormCase) -> str | None:
-    if case.device.type != "cuda":
-        return "it runs on CUDA"
-    if case.width > WIDEST:
+    if case.device.type == "cuda" and case.width > WIDEST:
         return f"its rows have {WIDEST} numbers at most"
-    return None if find_spec("triton") is not None else "triton is not installed"
+    return triton_refuses(case.device)
 
 
 TORCH = NormBackend("torch", _by_torch, _again_by_torch, _backward_by_torch, _torch_refuses)

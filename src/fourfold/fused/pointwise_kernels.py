@@ -4,6 +4,8 @@ number once. With TRITON_INTERPRET=1 they run on a CPU. `pointwise_launches` lau
 import triton
 import triton.language as tl
 
+from fourfold.fused.norm_kernels import load
+
 
 @triton.jit
 def swiglu_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.constexpr, SUM_DTYPE: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -12,8 +14,7 @@ def swiglu_kernel(gate_up, out, gate_up_stride, out_stride, width, BLOCK: tl.con
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     place = gate_up + row * gate_up_stride + columns
-    gate = tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
-    up = tl.load(place + width, mask=inside, other=0.0).to(SUM_DTYPE)
+    gate, up = load(place, inside, SUM_DTYPE), load(place + width, inside, SUM_DTYPE)
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
 
@@ -27,9 +28,8 @@ def swiglu_backward_kernel(  # type: ignore[no-untyped-def]
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
     place = gate_up + row * gate_up_stride + columns
-    gate = tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
-    up = tl.load(place + width, mask=inside, other=0.0).to(SUM_DTYPE)
-    g = tl.load(grad + row * grad_stride + columns, mask=inside, other=0.0).to(SUM_DTYPE)
+    gate, up = load(place, inside, SUM_DTYPE), load(place + width, inside, SUM_DTYPE)
+    g = load(grad + row * grad_stride + columns, inside, SUM_DTYPE)
     share = 1.0 / (1.0 + tl.exp(-gate))
     grad_gate = g * up * share * (1.0 + gate * (1.0 - share))
     tl.store(place, grad_gate.to(gate_up.dtype.element_ty), mask=inside)
@@ -63,11 +63,10 @@ def rotate_kernel(  # type: ignore[no-untyped-def]
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     inside = (pair < half) & (head < heads)
     table = (token % table_rows) * table_stride + pair
-    cosine = tl.load(cos + table, mask=pair < half, other=0.0).to(SUM_DTYPE)
-    sine = SIGN * tl.load(sin + table, mask=pair < half, other=0.0).to(SUM_DTYPE)
+    cosine = load(cos + table, pair < half, SUM_DTYPE)
+    sine = SIGN * load(sin + table, pair < half, SUM_DTYPE)
     row = (token // tokens) * batch_stride + (token % tokens) * token_stride
     place = x + row + head * head_stride + pair * STEP
-    first = tl.load(place, mask=inside, other=0.0).to(SUM_DTYPE)
-    second = tl.load(place + OFFSET, mask=inside, other=0.0).to(SUM_DTYPE)
+    first, second = load(place, inside, SUM_DTYPE), load(place + OFFSET, inside, SUM_DTYPE)
     tl.store(place, (first * cosine - second * sine).to(x.dtype.element_ty), mask=inside)
     tl.store(place + OFFSET, (second * cosine + first * sine).to(x.dtype.element_ty), mask=inside)

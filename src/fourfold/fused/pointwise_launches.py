@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from fourfold.flash.triton_attention import dense_rows, sum_format
+from fourfold.fused.loss_launches import constants
 from fourfold.fused.pointwise_kernels import rotate_kernel, swiglu_backward_kernel, swiglu_kernel
 
 BLOCK, NUMBERS_OF_HEADS = 2048, 2048
@@ -19,9 +20,11 @@ def swiglu(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        sizes, kernel = constants(gate_up.dtype, width), swiglu_kernel
-        launch: Any = kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))]
-        launch(gate_up, out, gate_up.stride(0), out.stride(0), width, **sizes)
+        sizes = constants(gate_up.dtype, width, BLOCK)
+        kernel: Any = swiglu_kernel
+        kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))](
+            gate_up, out, gate_up.stride(0), out.stride(0), width, **sizes
+        )
     return out
 
 
@@ -31,9 +34,11 @@ def swiglu_backward_(grad: Tensor, gate_up: Tensor) -> None:
     grad = dense_rows(grad)
     rows, width = grad.shape
     if grad.numel():
-        sizes, kernel = constants(gate_up.dtype, width), swiglu_backward_kernel
-        launch: Any = kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))]
-        launch(grad, gate_up, grad.stride(0), gate_up.stride(0), width, **sizes)
+        sizes = constants(gate_up.dtype, width, BLOCK)
+        kernel: Any = swiglu_backward_kernel
+        kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))](
+            grad, gate_up, grad.stride(0), gate_up.stride(0), width, **sizes
+        )
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
@@ -56,9 +61,3 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool
             SUM_DTYPE=sum_format(x.dtype),
             num_warps=4,
         )
-
-
-def constants(dtype: torch.dtype, width: int) -> dict[str, Any]:
-    """A thread has 16 numbers of a block."""
-    block = min(BLOCK, triton.next_power_of_2(width))
-    return {"BLOCK": block, "SUM_DTYPE": sum_format(dtype), "num_warps": max(1, block // 512)}

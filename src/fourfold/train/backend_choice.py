@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from fourfold.flash import choice, remembered
 from fourfold.flash.choice import Backend
 
 REPEATS = 3
+Kernels = TypeVar("Kernels")
+Case = TypeVar("Case")
 
 
 class AgreeingRanks(Protocol):
@@ -55,6 +57,15 @@ class Alone:
 
     def tell(self, text: str, source: int) -> str:
         return text
+
+
+@dataclass(frozen=True)
+class KernelsBackend(Generic[Kernels, Case]):
+    """`kernels`: those that take the formulas' place, None: the formulas. `refuses`: why it does not take a case; None: it may."""
+
+    name: str
+    kernels: Kernels | None
+    refuses: Callable[[Case], str | None]
 
 
 @dataclass(frozen=True)

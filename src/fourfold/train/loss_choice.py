@@ -7,15 +7,16 @@ A back end may win if on a chunk of logits its loss, and the worst row of its gr
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
+from fourfold.flash.backends import triton_refuses
 from fourfold.flash.choice import BOUNDS, first_fault, worst_row
-from fourfold.fused.losses import LossCase, TritonLoss, triton_refuses
+from fourfold.fused.losses import LossCase, TritonLoss
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.head import summed_loss_and_gradient
@@ -23,23 +24,15 @@ from fourfold.model.operations import LossKernels, with_operations
 from fourfold.model.shape import chunk_tokens
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
-from fourfold.train.backend_choice import Contest
+from fourfold.train.backend_choice import Contest, KernelsBackend
 
 CHECKED_ROWS, CHECKED_COLUMNS = 32, 20_000
 IGNORED = -100
 
 
-@dataclass(frozen=True)
-class LossBackend:
-    """`kernels`: None for the formulas. `refuses`: why it does not take a case; None: it may."""
-
-    name: str
-    kernels: LossKernels | None
-    refuses: Callable[[LossCase], str | None]
-
-
+LossBackend = KernelsBackend[LossKernels, LossCase]
 FORMULA = LossBackend("formula", None, lambda case: None)
-TRITON = LossBackend("triton", TritonLoss(), triton_refuses)
+TRITON = LossBackend("triton", TritonLoss(), lambda case: triton_refuses(case.device))
 BACKENDS = {backend.name: backend for backend in (FORMULA, TRITON)}
 """By name, in the order that decides between equals."""
 

@@ -6,14 +6,14 @@ A back end may win if the worst row of each result is off from fp64 by no more t
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fourfold.flash.backends import triton_refuses
 from fourfold.flash.choice import BOUNDS, first_fault, worst_row
-from fourfold.fused.losses import LossCase, triton_refuses
 from fourfold.fused.pointwise import PointwiseCase, TritonPointwise
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
@@ -21,26 +21,14 @@ from fourfold.model.operations import Operations, PointwiseKernels, with_operati
 from fourfold.model.rope import rotate_
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
-from fourfold.train.backend_choice import Contest
+from fourfold.train.backend_choice import Contest, KernelsBackend
 
 CHECKED_ROWS = 64
 
 
-@dataclass(frozen=True)
-class PointwiseBackend:
-    """`kernels`: None for the formulas. `refuses`: why it does not take a case; None: it may."""
-
-    name: str
-    kernels: PointwiseKernels | None
-    refuses: Callable[[PointwiseCase], str | None]
-
-
-def _triton_refuses(case: PointwiseCase) -> str | None:
-    return triton_refuses(LossCase(case.rows, case.ffn, case.dtype, case.device))
-
-
+PointwiseBackend = KernelsBackend[PointwiseKernels, PointwiseCase]
 FORMULA = PointwiseBackend("formula", None, lambda case: None)
-TRITON = PointwiseBackend("triton", TritonPointwise(), _triton_refuses)
+TRITON = PointwiseBackend("triton", TritonPointwise(), lambda case: triton_refuses(case.device))
 BACKENDS = {backend.name: backend for backend in (FORMULA, TRITON)}
 """By name, in the order that decides between equals."""
 
