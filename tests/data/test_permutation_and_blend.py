@@ -1,10 +1,13 @@
 """Random access to a shuffle and to a blend: bijections, exact proportions, pure functions of the sample's number."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fourfold.config import UserError
 from fourfold.data.blend import Blend, largest_remainder
 from fourfold.data.permutation import Permutation
 from fourfold.data.stream import TokenStream, all_tokens, complement
@@ -88,7 +91,7 @@ def test_each_part_has_its_share_after_every_sample(weights: list[float], sample
         assert np.array_equal(indices[parts == part], np.arange(drawn[-1]))
 
 
-@pytest.mark.parametrize("weights", [[0.7, 0.2985, 0.0015], [0.9985, 0.0015], [1, 1e-6], [3, 3, 3], [5.0]], ids=str)
+@pytest.mark.parametrize("weights", [[0.7, 0.2985, 0.0015], [0.9985, 0.0015], [1, 1e-4], [3, 3, 3], [5.0]], ids=str)
 @pytest.mark.parametrize("begin", [0, 10**6, 10**12])
 def test_shares_are_exact_wherever_a_run_stands(weights: list[float], begin: int) -> None:
     samples = begin + np.arange(10_000)
@@ -98,6 +101,12 @@ def test_shares_are_exact_wherever_a_run_stands(weights: list[float], begin: int
         if len(own):
             assert np.array_equal(own, np.arange(own[0], own[-1] + 1))
             assert abs(own[0] - share * samples[parts == part][0]) < MOST_OFF
+
+
+def test_small_weights_are_seen_and_too_small_ones_refused() -> None:
+    assert Counter(Blend([10_000, 1]).locate(np.arange(1 << 15))[0].tolist())[1] > 0
+    with pytest.raises(UserError, match=r"data\.corpus: weight 1e-09 .*a weight that works: 0\.001"):
+        Blend([1, 1e-9])
 
 
 def test_any_samples_in_any_order_are_what_they_are_among_all() -> None:

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fourfold.config import UserError
+
+FEWEST_SEEN = 1 << 16
+"""Samples of which every part has one at least."""
+
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     """Divides `total` whole things by `weights` (Hamilton's method): floors, then one each to the largest remainders."""
@@ -36,6 +41,13 @@ class Blend:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
+        """Raises `UserError` for a weight that has none of `FEWEST_SEEN` samples."""
+        if 0 in largest_remainder(weights, FEWEST_SEEN):
+            total = sum(weights)
+            raise UserError(
+                f"data.corpus: weight {min(weights):g} is less than 1/{FEWEST_SEEN} of the sum {total:g}, so that its part "
+                f"would hardly be seen; a weight that works: {total / 1000:g}"
+            )
         heap: list[tuple[float, int, int | _Split]] = [(weight, part, part) for part, weight in enumerate(weights)]
         heapq.heapify(heap)
         for number in range(len(weights), 2 * len(weights) - 1):
