@@ -132,5 +132,17 @@ def test_what_cannot_be_deleted_stops_no_save(tmp_path: Path, monkeypatch: pytes
     assert leftovers(tmp_path) == []
 
 
+def test_what_cannot_be_deleted_stops_no_save_of_the_same_step(tmp_path: Path) -> None:
+    folder, stuck = tmp_path / "step-000005", tmp_path / ".old-step-000005"
+    for place, text in ((folder, "before"), (aside(folder), "after"), (stuck, "stuck")):
+        place.mkdir()
+        (place / "file").write_text(text)
+    move_into_place(folder)
+    assert (folder / "file").read_text() == "after"
+    assert leftovers(tmp_path) == [stuck]
+    prune(tmp_path, 1, folder)
+    assert (stuck / "file").read_text() == "stuck"
+
+
 def test_nothing_is_left_where_there_is_no_folder(tmp_path: Path) -> None:
     assert leftovers(tmp_path / "gone") == []

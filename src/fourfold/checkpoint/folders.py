@@ -1,6 +1,7 @@
 """The folders of a run's checkpoints: their names, which are complete, and how one appears and goes in a single step."""
 
 import errno
+import itertools
 import os
 import re
 import resource
@@ -91,20 +92,26 @@ def move_into_place(folder: Path) -> None:
     """Renames `aside(folder)`, whose files are on disk, into place; what stood there before goes. Raises `OSError`."""
     if is_remote(folder):
         return
-    old = folder.with_name(_REPLACED + folder.name)
-    replaces = folder.exists()
-    if replaces:
-        os.rename(folder, old)
+    old = _put_out_of_sight(folder) if folder.exists() else None
     try:
         os.rename(aside(folder), folder)
     except OSError:
-        if replaces:
+        if old is not None:
             os.rename(old, folder)
         raise
     with suppress(OSError):  # the files are safe; only whether a power cut undoes the rename depends on this
         sync_folder(folder.parent)
-    if replaces:
+    if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_out_of_sight(folder: Path) -> Path:
+    """Renames a folder to what it is deleted as, beside one that could not be: a deletion cut short must not look like a
+    checkpoint. Raises `OSError`."""
+    names = (f"{_REPLACED}{folder.name}{f'.{number}' if number else ''}" for number in itertools.count())
+    old = next(path for name in names if not os.path.lexists(path := folder.with_name(name)))
+    os.rename(folder, old)
+    return old
 
 
 def prune(root: Path, keep: int, written: Path) -> None:
@@ -118,10 +125,7 @@ def prune(root: Path, keep: int, written: Path) -> None:
             if is_remote(path):
                 remove_tree(path)
                 continue
-            old = path.with_name(_REPLACED + path.name)
-            remove_tree(old)  # what stayed of a deletion before
-            os.rename(path, old)  # first out of sight: a deletion cut short must not look like a checkpoint
-            shutil.rmtree(old)
+            shutil.rmtree(_put_out_of_sight(path))
 
 
 def write_text(path: Path, text: str) -> None:
