@@ -14,7 +14,7 @@ from fourfold.cost.attention_traffic import tiles_of
 from fourfold.hardware import load_cluster
 from fourfold.report.units import format_bytes
 from tests.explore.test_strategy import saved, until
-from tests.support.explore_server import Watched, in_address
+from tests.support.explore_server import Watched, address_now, in_address
 from tests.support.one_state import DRAWN
 
 SMALL = {
@@ -123,7 +123,7 @@ def test_the_drawing_is_zoomed_and_panned_by_keys_alone(watched: Watched) -> Non
     until(tab, "!location.hash.includes('cluster.view')")
     tab.keyboard.press("+")
     until(tab, "location.hash.includes('cluster.view=1.5')")
-    before = tab.url
+    before = address_now(tab)
     tab.keyboard.press("Shift+ArrowRight")
     until(tab, f"location.href !== {json.dumps(before)}")
     for key, rank in (("ArrowRight", 1), ("ArrowDown", 5), ("ArrowLeft", 4), ("ArrowUp", 0)):
@@ -139,7 +139,7 @@ def test_every_level_has_a_button_and_the_address_holds_the_part_that_is_seen(wa
     for name, level in zip(names, (2, 1, 0), strict=True):
         tab.get_by_role("button", name=name, exact=True).click()
         until(tab, f"document.querySelector('canvas').dataset.level == {level}")
-        seen.append((tab.url, data(tab, "blocks")))
+        seen.append((address_now(tab), data(tab, "blocks")))
     assert seen[0][1] == 1 + 2 + 16
     assert seen[2][1] < seen[1][1] < seen[0][1]
     for url, blocks in reversed(seen):

@@ -25,7 +25,7 @@ from fourfold.report.comparison import compare
 from tests.explore.test_pages import violations
 from tests.explore.test_strategy import saved, until
 from tests.report.test_comparison import CLUSTER, as_predicted
-from tests.support.explore_server import Watched, needs_page, running, watching
+from tests.support.explore_server import Watched, address_now, needs_page, running, watching
 from tests.support.one_state import check_one_state
 from tests.support.waiting import until as happens
 
@@ -157,7 +157,7 @@ def test_the_address_holds_what_is_shown(opened: Watched) -> None:
     until(tab, "location.hash.includes('run.steps=53-59')")
     tab.get_by_label("Pipeline rank", exact=True).select_option("1")
     tab.locator("figure:has-text('One step over time') label:has-text('predicted')").click()
-    address = tab.url
+    address = address_now(tab)
     assert "run.lanes=predicted" in address
     assert "run.stage=1" in address
     opened.open(address.removeprefix(opened.address))

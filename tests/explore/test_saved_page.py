@@ -19,7 +19,7 @@ from fourfold.report.run_metrics import StepMetrics
 from tests.explore.test_pages import violations
 from tests.explore.test_run import NAME, check_exports, figure, finished_run
 from tests.explore.test_strategy import until
-from tests.support.explore_server import Watched, needs_page, watching
+from tests.support.explore_server import Watched, address_now, needs_page, watching
 
 RANKS, INSTRUCTIONS, STEPS = 64, 3000, 100_000
 
@@ -64,7 +64,7 @@ def test_a_run_opens_from_the_disk_with_all_that_the_server_shows(offline, folde
     check_exports(tab, folder.metrics)
     tab.locator("text=last tenth").click()
     until(tab, "location.hash.includes('run.steps=53-59')")
-    found.open("#" + tab.url.partition("#")[2])
+    found.open("#" + address_now(tab).partition("#")[2])
     tab.wait_for_selector("svg[aria-label='Loss from step 53 to 59']")
     tab.get_by_role("button", name="Light colours").or_(tab.get_by_role("button", name="Dark colours")).click()
 

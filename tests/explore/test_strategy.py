@@ -16,7 +16,7 @@ import pytest
 
 from fourfold.api.simulation import simulate
 from fourfold.config import UserError
-from tests.support.explore_server import Watched, in_address, until
+from tests.support.explore_server import Watched, address_now, in_address, until
 from tests.support.waiting import processor_seconds
 
 SMALL = {
@@ -177,7 +177,7 @@ def test_the_address_is_the_state(watched: Watched) -> None:
     tab.get_by_text("full", exact=True).click()
     until(tab, "location.hash.includes('layout.recompute=full')")
     settled(tab)
-    before, address = tab.locator("dl").inner_text(), tab.url
+    before, address = tab.locator("dl").inner_text(), address_now(tab)
     tab.goto("about:blank")
     tab.goto(address)
     settled(tab)
@@ -226,7 +226,7 @@ def test_a_setup_is_copied_in_three_forms(watched: Watched, tmp_path: Path) -> N
     scope: dict[str, Any] = {}
     exec(forms["Python"], scope)
     assert json.loads(json.dumps(scope["result"].to_json(advice=False))) == expected
-    assert forms["Link"] == tab.url
+    assert forms["Link"] == address_now(tab)
 
 
 def test_a_config_json_is_dropped_in(watched: Watched, tmp_path: Path) -> None:

@@ -93,8 +93,13 @@ def until(tab: Any, expression: str) -> None:
     waiting.until(lambda: tab.evaluate(expression), message=f"still not: {expression}")
 
 
+def address_now(tab: Any) -> str:
+    """The address as the page has it now (`tab.url` is told of it later, by another process)."""
+    return tab.evaluate("location.href")
+
+
 def in_address(tab: Any, text: str) -> None:
-    """Waits for a text in the address, which the page writes after it has drawn."""
+    """Waits for a text in the address, which the page writes where a control that was dragged rests."""
     until(tab, f"decodeURIComponent(location.href).includes({json.dumps(text)})")
 
 

@@ -94,6 +94,6 @@ def check_one_state(watched: Watched, address: str, act: Callable[[Any], None], 
     held.release()
     after = seen(held, more)
     assert after != before, "nothing has changed: this test looks at nothing"
-    watched.open(tab.url[tab.url.index("#") :])
+    watched.open(tab.evaluate("location.hash"))
     fresh = seen(held, more)
     assert after == fresh, f"what was changed to is not what its address shows:\n{first_difference(fresh, after)}"

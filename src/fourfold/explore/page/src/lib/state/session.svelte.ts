@@ -88,14 +88,14 @@ class Session {
     this.#history.note(this.#place, control, performance.now());
     const moved = place.page !== this.#place.page;
     this.#put(place);
-    if (moved) this.#write(true);
-    else this.#writeAfter(this.#drags ? REST_MS : 0);
+    if (this.#drags && !moved) this.#writeAfterRest();
+    else this.#write(moved);
   }
 
   #restore(place: Place | undefined): void {
     if (place === undefined) return;
     this.#put(place);
-    this.#writeAfter(0);
+    this.#write(false);
   }
 
   #put(place: Place): void {
@@ -108,9 +108,9 @@ class Session {
     });
   }
 
-  #writeAfter(milliseconds: number): void {
+  #writeAfterRest(): void {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#write(false), milliseconds);
+    this.#timer = setTimeout(() => this.#write(false), REST_MS);
   }
 
   #write(moved: boolean): void {
