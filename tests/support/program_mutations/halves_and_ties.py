@@ -75,6 +75,22 @@ def full_backward_beside_its_halves(programs: list[Program], spec: StepSpec) -> 
         yield with_programs(programs, edited(program, (weight, [program.instructions[weight], full])))
 
 
+@pipeline_mutation
+def reduced_with_a_part_that_nothing_has_written(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
+    """Behind the part of a backward that allocates a gradient, and before the one that writes the rest of it."""
+    for program, index in each(programs, Op.BACKWARD_INPUT, Op.EXPERTS_BACKWARD):
+        for name in program.instructions[index].writes:
+            later = (i for i in positions(program, Op.REDUCE) if i > index and name in program.instructions[i].reads)
+            if name.startswith("grad/") and not _is_live(program, index, name) and (reduce := next(later, None)):
+                yield with_programs(programs, moved_with_wait(program, reduce, index))
+
+
+def _is_live(program: Program, index: int, name: str) -> bool:
+    """Whether a buffer is there before this instruction."""
+    before = [step for step in program.instructions[:index] if name in (*step.writes, *step.frees)]
+    return bool(before) and name not in before[-1].frees
+
+
 def _unsplit(half: Instruction, spec: StepSpec) -> Instruction:
     """The full backward that the input gradient is a half of, as it would be declared."""
     footprint = rank_view(spec).footprint(stage_map(spec).segments[half.segment or ""])
