@@ -86,7 +86,8 @@ def global_batch(step: int, rows: int, length: int, vocab: int, masked: bool) ->
     targets = torch.from_numpy(rng.integers(0, vocab, (rows, length)))
     documents = []
     for row in range(rows):
-        targets[row, rng.integers(1, length) :] = -100
+        if length > 1:
+            targets[row, rng.integers(1, length) :] = -100
         cuts = sorted({int(c) for c in rng.integers(1, length, 3)}) if masked else []
         documents.append([b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True)])
     targets[0, :] = -100

@@ -129,5 +129,5 @@ def _head_norm_backward(env: Environment, grad: Array, w: AttentionWeights, save
     for (g, part, s), weight in zip(parts, (w.query_norm, w.key_norm), strict=True):
         assert weight is not None
         rows = (-1, width)
-        result = rms_norm_backward(env.ops, g.reshape(*rows), part.reshape(*rows), s.reshape(-1, 1), weight)
+        result = rms_norm_backward(env.ops, env.ops.copy(g).view(*rows), part.reshape(*rows), s.reshape(-1, 1), weight)
         g.copy_(result.view_as(g))
