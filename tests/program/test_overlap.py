@@ -43,8 +43,8 @@ def _sent(program: Program, axes: str) -> int:
 @settings(max_examples=25, deadline=None)
 @given(overlapping())
 def test_arithmetic_and_traffic_are_those_of_the_step_without(spec: StepSpec) -> None:
-    """A reduction of ZeRO-2 and 3 may serve two microbatches at once, and is never more. A gather of ZeRO-3 may as well; where the other
-    microbatch's head comes between two passes of a block, which would follow each other without it, the block is gathered once more."""
+    """A reduction of ZeRO-2 and 3 may serve two microbatches at once, and is never more. A gather of ZeRO-3 may as well; where the
+    other microbatch's head comes between two passes of a block that follow each other without it, it is gathered once more."""
     for ours, plain in zip(lower_pipeline(spec), lower_pipeline(_plain(spec)), strict=True):
         for kinds in (COMPUTE_OPS, {Op.UPDATE}):
             flops = [sum(s.flops for s in p.instructions if s.op in kinds) for p in (ours, plain)]

@@ -15,7 +15,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model import torch_operations
 from fourfold.model.operations import with_operations
-from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
+from fourfold.program import Program, RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
 from fourfold.runtime.collectives import Handle, make_groups
 from fourfold.runtime.executor import Executor
@@ -69,14 +69,15 @@ def run_rank(
     save: Path | None = None,
     by_library: tuple[str, ...] = (),
     fused: str = "",
+    program: Program | None = None,
 ) -> dict[str, Any]:
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part. `start`: a folder with the
     state before step `SAVED`, from which it goes on; `save`: where that state is saved; `by_library`: the kinds of matmuls that
     oneDNN computes; `fused`: the kernels of norms and cross-entropy that segments
-    call, by their name in `fused_operations`."""
+    call, by their name in `fused_operations`; `program`: in place of the one that the run lowers to."""
     config, view = prepare_rank(rank, table, ranks)
     spec = view.spec
-    program = lower_step(view)
+    program = program or lower_step(view)
     groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
     device = torch.device("cpu")
     coordinates = spec.layout.coordinates(rank)
