@@ -7,14 +7,13 @@ from hypothesis import settings
 
 from tests.support.grid import mark_cases_beyond_a_cover
 
-
 settings.register_profile("repeatable", derandomize=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Laws are tried on the same examples every time, so that what fell once falls again, and a suite is green or red for what was
-    changed; `--hypothesis-profile=default` draws others. Signals do what they do under a shell: a suite started in the background, or under nohup, and all that it starts, would
-    otherwise ignore SIGINT or SIGHUP."""
+    changed; `--hypothesis-profile=default` draws others. Signals do what they do under a shell: a suite started in the background,
+    or under nohup, and all that it starts, would otherwise ignore SIGINT or SIGHUP."""
     if not config.getoption("--hypothesis-profile", None):
         settings.load_profile("repeatable")
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -33,8 +33,8 @@ _WRITES_ALL = {
     Op.FINISH_BACKWARD: "",
     Op.REPLAY: "",
 }
-"""Passes that add to gradients. One that ends a segment's backward clears what it adds nothing to; one that begins it writes its own
-part of a new buffer alone, and leaves the rest, whose content means nothing, to the pass that is named."""
+"""Passes that add to gradients. One that ends a segment's backward clears what it adds nothing to; one that begins it writes its
+own part of a new buffer alone, and leaves the rest, whose content means nothing, to the pass that is named."""
 _SILENT = TRANSFERS | HOST_COPIES | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 

@@ -26,7 +26,7 @@ class Op(Enum):
     REDUCE                  sums a unit's gradients over its groups
     REDUCE_TIED             sums the gradients of a tensor that two stages share
     SUM_LOSS                sums the loss over all ranks that have a part of it, for the record
-    BALANCE                 sums the loads of the experts over all ranks that route tokens, moves the balancing biases by them
+    BALANCE                 sums the loads of the experts over all ranks that route tokens: the step moves the biases by them
     CHECKSUM                compares checksums of what several ranks hold alike
     CLIP_NORM               computes the global gradient norm, and whether every gradient is finite
     MOMENTUM                moves the momentum of a unit's hidden matrices (Muon) and makes their direction

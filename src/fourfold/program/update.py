@@ -70,7 +70,7 @@ def _reduce_tied(view: RankView) -> list[Instruction]:
 
 
 def _balance(view: RankView) -> list[Instruction]:
-    """Sums the loads of all routers' experts over all ranks and moves the balancing biases by them."""
+    """Sums the loads of all routers' experts over all ranks; the balancing biases move by them at the end of the step."""
     spec = view.spec
     if not spec.model.num_experts:
         return []

@@ -160,6 +160,7 @@ class Executor:
         result = read_result(self._compute.num_targets, self._compute.loss, total, imbalance, modules)
         if trains and not result.skipped:
             self.updates += 1
+            self.routers.move_biases()
         return result
 
     def _bound(self, program: Program) -> list[_Bound]:

@@ -24,6 +24,7 @@ class Routers:
         self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in view.moe_segments}
         self._device = device
         self.imbalance: Tensor | None = None
+        self._summed: dict[str, Tensor] = {}
 
     def balancing(self, segment: str, loss: Tensor) -> Balancing:
         """The balancing state of a block's router. `loss`: the step's recorded losses, whose second and third are the routers'."""
@@ -39,18 +40,22 @@ class Routers:
         )
 
     def balance(self, groups: Iterable[AxisGroup]) -> None:
-        """Sums the loads of all routers over the groups, moves the biases by them, and starts counting anew."""
+        """Sums the loads of all routers over the groups, and starts counting anew."""
         names = [segment.name for segment in self._view.spec.segments if segment.moe]
         nothing = torch.zeros(self._view.spec.model.num_experts, dtype=torch.float64, device=self._device)
         loads = torch.stack([self._loads.get(name, nothing) for name in names])
         for group in groups:
             group.all_reduce(loads).wait()
         self.imbalance = (loads.amax(1) / loads.mean(1).clamp(min=1e-30)).max()
-        for name, counts in zip(names, loads, strict=True):
-            if name in self.biases and self._view.spec.model.balance_bias_speed:
-                update_bias(self.biases[name], counts, self._view.spec.model.balance_bias_speed)
+        self._summed = dict(zip(names, loads, strict=True))
         for load in self._loads.values():
             load.zero_()
+
+    def move_biases(self) -> None:
+        """Moves the biases by the loads of the step that has ended. One that is skipped does not call it: all stands still."""
+        speed = self._view.spec.model.balance_bias_speed
+        for name, bias in self.biases.items() if speed else ():
+            update_bias(bias, self._summed[name], speed)
 
 
 def update_bias(bias: Tensor, counts: Tensor, speed: float) -> None:
