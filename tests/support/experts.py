@@ -238,7 +238,7 @@ def run_rank(
         "gradients": {name: weight.grad for name, weight in weights.items()},
         "forward": {name: group.started[: forward[name]] for name, group in groups.items()},
         "backward": {name: group.started[forward[name] :] for name, group in groups.items()},
-        "sent_bytes": {name: group.sent_bytes for name, group in groups.items()},
+        "sent_bytes": {name: group.sent_bytes - group.surplus_bytes for name, group in groups.items()},
     }  # fmt: skip
 
 

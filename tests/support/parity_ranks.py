@@ -97,7 +97,7 @@ def run_rank(
         executor.updates = state.restore(saved_folder(start), view, units, executor.routers, rank)["updates"]
     share_parameters(spec, units, groups)
     for group in groups.values():
-        group.sent_bytes = 0
+        group.sent_bytes = group.surplus_bytes = 0
     gradients: dict[str, Any] = {}
 
     def observe(counter: int, step: Any) -> None:
@@ -132,7 +132,7 @@ def run_rank(
         "parameters": {name: unit.states["master"].clone().numpy() for name, unit in units.items()},
         "biases": {name: bias.clone().numpy() for name, bias in executor.routers.biases.items()},
         "shards": {name: unit.index for name, unit in units.items()},
-        "sent": {axes: group.sent_bytes for axes, group in groups.items() if group.sent_bytes},
+        "sent": {axes: size for axes, group in groups.items() if (size := group.sent_bytes - group.surplus_bytes)},
         "declared": {axes: size * len(numbers) for axes, size in ledger(program).items() if size},
         "peak": peak,
         "host_peak": host_bytes(executor),

@@ -41,6 +41,10 @@ class CountingGroup:
     def sent_bytes(self) -> int:
         return self._group.sent_bytes
 
+    @property
+    def surplus_bytes(self) -> int:
+        return self._group.surplus_bytes
+
     def _note(self, kind: str, full: Tensor) -> None:
         self.started.append((kind, full.numel() * full.element_size()))
 

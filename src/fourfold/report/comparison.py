@@ -18,6 +18,8 @@ from fourfold.simulate.step import Simulation
 from fourfold.simulate.whole import check_size
 from fourfold.train.measured import KindTime, RankMeasured, read_measured
 
+ROUTED_AXES = frozenset(("ep", "etp"))
+"""Along these go the rows of experts, as many as the router sends."""
 OUTSIDE = "host and data time"
 """The rest of a step: its batch's preparation, and what the interpreter does between steps."""
 
@@ -55,9 +57,18 @@ class RankComparison:
 
     @property
     def sent_equal(self) -> bool:
-        """Whether the bytes that the rank counted are those that its program declares, axis by axis."""
-        counted = {axes: size for axes, size in self.measured.sent_bytes.items() if size}
-        return counted == {axes: size for axes, size in self.predicted_bytes.items() if size}
+        """Whether the bytes that the rank counted are those that its program declares, on each axis where the router has no say."""
+        return _unrouted(self.measured.sent_bytes) == _unrouted(self.predicted_bytes)
+
+    @property
+    def routed(self) -> bool:
+        """Whether the rank sends rows to experts: predicted as even shares, counted as the router has sent them."""
+        return len(_unrouted(self.predicted_bytes)) < sum(size > 0 for size in self.predicted_bytes.values())
+
+
+def _unrouted(sent: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by axes, without those of the experts' rows."""
+    return {axes: size for axes, size in sent.items() if size and not ROUTED_AXES.intersection(axes.split("+"))}
 
 
 @dataclass(frozen=True)

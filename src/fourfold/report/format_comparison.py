@@ -47,6 +47,8 @@ def headline(found: Comparison) -> list[str]:
     unequal = [rank for rank in found.ranks if not rank.sent_equal]
     sent = sum(sum(rank.measured.sent_bytes.values()) for rank in found.ranks)
     which = f"different on rank {unequal[0].measured.rank}" if unequal else "equal on every rank and axis"
+    if found.ranks[0].routed:
+        which += ", but for the experts' rows: predicted as even shares, counted as the router sent them"
     return [*lines, f"bytes     {format_bytes(sent)} sent by all ranks in a step; predicted and counted: {which}"]
 
 

@@ -55,6 +55,9 @@ class AxisGroup:
         self.index = self.ranks.index(rank)
         self.size = len(ranks)
         self.sent_bytes = 0
+        self.surplus_bytes = 0
+        """How many of `sent_bytes` are beyond those of all-to-alls of equal parts, which programs declare: negative where a rank
+        keeps more than an even share of its rows."""
         self._link = link
         self._native = link.native
         self._transfers: Counter[tuple[int, bool]] = Counter()
@@ -158,8 +161,13 @@ class AxisGroup:
     def _all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
     ) -> Phases:
-        """Counts the bytes sent to other ranks, as if the rank's own part were an even share."""
         self._count("all_to_all", sent)
+        if sent_rows is not None:
+            rows = sum(sent_rows) - sent_rows[self.index]
+            equal = sent_bytes("all_to_all", sent.numel() * sent.element_size(), self.size)
+            surplus = rows * sent[:1].numel() * sent.element_size() - equal
+            self.sent_bytes += surplus
+            self.surplus_bytes += surplus
         rows_in = list(received_rows) if received_rows is not None else None
         rows_out = list(sent_rows) if sent_rows is not None else None
         yield [self._link.all_to_all(received, sent, rows_in, rows_out)]
