@@ -78,6 +78,18 @@ def test_rounding_is_that_of_a_slow_reference(element: str, dtype: torch.dtype) 
     assert torch.equal(rounded(ops, x, element).double(), expected)
 
 
+@pytest.mark.parametrize("element", FORMATS)
+def test_what_is_next_to_a_tie_is_rounded_once(element: str) -> None:
+    """A number that fp32 does not tell from a tie lies on one side of it all the same."""
+    codes = torch.tensor(_codes(element), dtype=torch.float64)
+    ties = (codes[1:] + codes[:-1])[:96].view(-1, 32) / 2
+    near = torch.cat([ties * (1 + sign * 2.0**-places) for sign in (1, -1) for places in (25, 30, 52)])
+    x = torch.cat([near, -near])
+    x[:, 0] = codes[-1]
+    expected = torch.tensor([_reference(row, element) for row in x.tolist()], dtype=torch.float64)
+    assert torch.equal(rounded(ops, x, element), expected)
+
+
 def test_zeros_stay_and_what_is_not_finite_shows() -> None:
     assert torch.equal(rounded(ops, torch.zeros(2, 64), "e4m3"), torch.zeros(2, 64))
     for value in (float("nan"), float("inf"), -float("inf")):

@@ -163,7 +163,7 @@ def quantize(ops: Operations, x: Array, element: Element, tile: ScaleTile, scale
         to_scales_(ops, scales, element)
     values = x.new_empty(tiles.shape, dtype=dtype)
     ops.divide_into(tiles, _spread(scales, tile), values)
-    return Operand(values.to(ops.e4m3 if element == "e4m3" else ops.e5m2).view(x.shape), scales, tile)
+    return Operand(ops.eight_bits(values, element).view(x.shape), scales, tile)
 
 
 def common_scales(

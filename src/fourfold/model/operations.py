@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fourfold.config import ModelConfig
-from fourfold.config.schema import GemmRecipeName
+from fourfold.config.schema import Element, GemmRecipeName
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
     from fourfold.flash.visible import Visible
@@ -99,8 +99,6 @@ class Operations(Protocol):
     int64: Format
     int32: Format
     boolean: Format
-    e4m3: Format
-    e5m2: Format
 
     # Matmuls
 
@@ -225,6 +223,10 @@ class Operations(Protocol):
 
     def multiply_add_into(self, x: Array, a: Array, b: Array, out: Array) -> None:
         """out = x + a * b."""
+        ...
+
+    def eight_bits(self, x: Array, element: Element) -> Array:
+        """The nearest numbers of an 8-bit format, ties to even, rounded once. x may be written over."""
         ...
 
     def logaddexp_(self, x: Array, y: Array) -> None:

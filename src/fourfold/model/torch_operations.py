@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fourfold.config.schema import Element
 from fourfold.model.operations import Item, LossKernels, NormKernels, PointwiseKernels
 from fourfold.model.own.autograd import run_own as run_own
 from fourfold.model.own.autograd import run_own_backward as run_own_backward
@@ -18,7 +19,6 @@ from fourfold.model.torch_grouped import grouped_matmul as grouped_matmul
 from fourfold.model.torch_scaled import scaled_matmul as scaled_matmul
 
 int64, int32, boolean = torch.int64, torch.int32, torch.bool
-e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 norms: NormKernels | None = None
 losses: LossKernels | None = None
 pointwise: PointwiseKernels | None = None
@@ -107,6 +107,22 @@ def round_up_to_power_(x: Tensor) -> None:
     bits = x.view(torch.int64 if double else torch.int32)
     fraction, exponents = (52, 0x7FF) if double else (23, 0xFF)
     bits.add_((1 << (fraction - 2)) - 1).bitwise_and_(exponents << fraction)  # a fraction above 0.75 carries
+
+
+def eight_bits(x: Tensor, element: Element) -> Tensor:
+    if x.dtype == torch.float64:
+        x = _to_odd(x)
+    return x.to(torch.float8_e4m3fn if element == "e4m3" else torch.float8_e5m2)
+
+
+def _to_odd(x: Tensor) -> Tensor:
+    """fp64 as fp32, towards zero, with the last bit set where something was cut off: rounding that once more gives the number
+    nearest to x (Boldo & Melquiond 2008), where rounding twice to the nearest may not."""
+    nearest = x.float()
+    bits = nearest.view(torch.int32)
+    bits.sub_((nearest.double().abs() > x.abs()).int())
+    bits.bitwise_or_((nearest.double() != x).logical_and_(x.isfinite()).int())
+    return nearest
 
 
 def logaddexp_(x: Tensor, y: Tensor) -> None:

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 from fourfold.config import ModelConfig
-from fourfold.config.schema import GemmRecipeName
+from fourfold.config.schema import Element, GemmRecipeName
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
@@ -29,7 +29,6 @@ class RecorderOperations:
     """Everything is written down in one recording, as of an accelerator or of a processor."""
 
     int64, int32, boolean = "int64", "int32", "bool"
-    e4m3, e5m2 = "e4m3", "e5m2"
     norms = losses = pointwise = None
 
     def __init__(self, recording: Recording, accelerator: bool = False) -> None:
@@ -228,6 +227,9 @@ class RecorderOperations:
     def round_up_to_power_(self, x: Ghost) -> None:
         x._map_()
         x._map_()
+
+    def eight_bits(self, x: Ghost, element: Element) -> Ghost:
+        return x.to(element)
 
     def logaddexp_(self, x: Ghost, y: Ghost) -> None:
         x._map_(y)
