@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
 
-from fourfold.config.optimizers import AdamWSection
-from fourfold.runtime.optimizer import learning_rate
+from fourfold.config.optimizers import AdamWSection, learning_rate
 
 STEPS = 40
 

@@ -5,6 +5,7 @@ The arithmetic stands in `runtime/updates.py`. To add an optimizer: its section 
 there, a reference implementation in `tests/support/reference_optimizers.py`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -197,3 +198,20 @@ def section_of(table: Mapping[str, Any]) -> type[OptimizerSection] | None:
     optimizer."""
     name = table.get("name", AdamWSection.spec.name)
     return OPTIMIZERS.get(name) if isinstance(name, str) else None
+
+
+def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
+    """Learning rate of step `step` (from 0): linear warm-up, then cosine (Loshchilov & Hutter 2017), constant, or
+    warm-up/stable/decay with a linear decay over the last `decay_fraction` of the run (Hu et al. 2024). The last step is made at
+    `min_lr_ratio` of `lr`, and with `constant` at all of it."""
+    if step < section.warmup_steps:
+        return section.lr * (step + 1) / section.warmup_steps
+    floor = section.lr * section.min_lr_ratio
+    if section.schedule == "constant":
+        return section.lr
+    if section.schedule == "wsd":
+        decay_steps = max(1, round(section.decay_fraction * total_steps))
+        remaining = (total_steps - 1 - step) / decay_steps
+        return floor + (section.lr - floor) * min(1.0, max(0.0, remaining))
+    progress = (step - section.warmup_steps) / max(1, total_steps - 1 - section.warmup_steps)
+    return floor + (section.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

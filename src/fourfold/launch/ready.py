@@ -16,6 +16,7 @@ from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
 from fourfold.launch.undecided import require_decided, require_itself, require_text
+from fourfold.launch.warnings import memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.train.metrics import require_sinks
 
@@ -114,12 +115,12 @@ def prepare_run(
     if weights is not None:
         weights.check_against(resolved.spec.segments)
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
-    warning = _memory_warning(peak + _copy_bytes(resolved), local) if cuda_devices == 0 else None
     saved = folder.saved_steps(old) if old is not None else []
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
-    warnings = (warning,) if warning else ()
     step = saved[-1] if saved else 0
+    memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes()) if cuda_devices == 0 else []
+    warnings = warnings_of(config, resolved.model, old if has_begun else None, step, memory)
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens or prepared.fingerprint())
 
 
@@ -163,14 +164,3 @@ def _copy_bytes(resolved: ResolvedRun) -> int:
     section = resolved.config.checkpoint
     copies = (section.asynchronous and section.every_steps is not None) + 2 * (section.memory_every_steps > 0)
     return copies * (resolved.spec.checkpoint_bytes // resolved.layout.world_size)
-
-
-def _memory_warning(peak_bytes: int, local_ranks: int) -> str | None:
-    available = memory_bytes()
-    if available is None or peak_bytes * local_ranks <= available:
-        return None
-    return (
-        f"warning: {local_ranks} ranks with a predicted peak of {peak_bytes / 1e9:.2f} GB each need "
-        f"{peak_bytes * local_ranks / 1e9:.2f} GB, this machine has {available / 1e9:.2f} GB; a higher layout.zero, "
-        f"layout.recompute = full or a smaller layout.microbatch_sequences needs less"
-    )

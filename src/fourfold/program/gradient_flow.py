@@ -184,7 +184,9 @@ class _Flow:
             )
             return
         if unit in self.unwritten:
-            problem = f"reduces {unit}, of whose gradient `{self.unwritten[unit]}` has written a part, and nothing the rest"
+            problem = (
+                f"reduces {unit}, of whose gradient `{self.unwritten[unit]}` has written a part, and nothing the rest"
+            )
             self.fault(index, problem, f"move it after `{self._rest(unit)}`")
         into_shard = any(name.startswith("grad_shard/") for name, _ in step.writes)
         target = held

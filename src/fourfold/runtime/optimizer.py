@@ -1,6 +1,5 @@
-"""The optimizer's state on one shard and its update, clipping, and the learning rate of a step."""
+"""The optimizer's state on one shard, its update, and clipping."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,23 +9,6 @@ from torch import Tensor
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.runtime.updates import UPDATES
-
-
-def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
-    """Learning rate of step `step` (from 0): linear warm-up, then cosine (Loshchilov & Hutter 2017), constant, or
-    warm-up/stable/decay with a linear decay over the last `decay_fraction` of the run (Hu et al. 2024). The last step is made at
-    `min_lr_ratio` of `lr`, and with `constant` at all of it."""
-    if step < section.warmup_steps:
-        return section.lr * (step + 1) / section.warmup_steps
-    floor = section.lr * section.min_lr_ratio
-    if section.schedule == "constant":
-        return section.lr
-    if section.schedule == "wsd":
-        decay_steps = max(1, round(section.decay_fraction * total_steps))
-        remaining = (total_steps - 1 - step) / decay_steps
-        return floor + (section.lr - floor) * min(1.0, max(0.0, remaining))
-    progress = (step - section.warmup_steps) / max(1, total_steps - 1 - section.warmup_steps)
-    return floor + (section.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fourfold.config import RunFailure, load_run, num_steps
+from fourfold.config.optimizers import learning_rate
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
@@ -26,7 +27,6 @@ from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
-from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
     COPYING,

@@ -1,0 +1,58 @@
+"""What is said before a run trains."""
+
+from typing import Any
+
+import pytest
+
+from fourfold.config import ModelConfig, RunConfig, parse_run
+from fourfold.config.optimizers import learning_rate
+from fourfold.huggingface import resolve_model
+from fourfold.launch.warnings import memory_line, warnings_of
+from tests.support.programs import DIMENSIONS, MIXTRAL
+
+CAPACITY = {**MIXTRAL, "capacity_factor": 1.0}
+
+
+def _run(steps: int = 12, model: dict[str, Any] | None = None, **optimizer: Any) -> tuple[RunConfig, ModelConfig]:
+    table = {
+        "model": {**DIMENSIONS, **(model or {})},
+        "batch": {"global_sequences": 4, "sequence_length": 16, "steps": steps},
+        "optimizer": {"schedule": "wsd", **optimizer},
+    }
+    config = parse_run(table)
+    return config, resolve_model(config.model)
+
+
+def test_a_capacity_makes_losses_depend_on_the_layout() -> None:
+    assert warnings_of(*_run(), None, 0) == ()
+    (line,) = warnings_of(*_run(model=CAPACITY), None, 0)
+    assert "model.capacity_factor = 1" in line
+    assert "losses depend on the layout" in line
+
+
+@pytest.mark.parametrize("schedule", ["wsd", "cosine"])
+def test_a_schedule_that_leads_elsewhere_is_named_with_both_rates(schedule: str) -> None:
+    before, _ = _run(12, schedule=schedule)
+    now, model = _run(24, schedule=schedule)
+    (line,) = warnings_of(now, model, before, 12)
+    was, following = learning_rate(before.optimizer, 11, 12), learning_rate(now.optimizer, 12, 24)
+    assert f"from {was:.3g} in step 11 to {following:.3g} in step 12" in line
+    held, model = _run(24, schedule="constant", lr=float(f"{was:.3g}"))
+    assert warnings_of(held, model, before, 12) == (), "the advice that the line gives is followed in silence"
+
+
+def test_a_run_that_goes_on_as_it_was_says_nothing() -> None:
+    before, model = _run(100, warmup_steps=5)
+    for step in range(101):
+        assert warnings_of(before, model, before, step) == ()
+    longer, model = _run(200, warmup_steps=5)
+    assert warnings_of(longer, model, before, 40) == (), "before the decay both are at their full rate"
+    assert warnings_of(*_run(12), None, 0) == ()
+
+
+def test_memory_is_compared_with_what_the_machine_has() -> None:
+    assert memory_line(10**9, 4, 4 * 10**9) == []
+    assert memory_line(10**9, 4, None) == []
+    (line,) = memory_line(10**9, 4, 4 * 10**9 - 1)
+    assert "4 ranks" in line
+    assert "4.00 GB" in line
