@@ -1,7 +1,7 @@
 """Breaks programs at random, and runs what the verifier calls sound: `python -m tools.program_mutants --results FILE`.
 
 Each mutant is one to three edits of a step's programs under one of some thirty layouts (`tests/support/random_edits.py`); number
-and seed alone decide which. What the verifier accepts is run by real ranks in fp64, over memory that holds NaN until it is
+and seed alone decide which. All that the verifier accepts is run by real ranks in fp64, over memory that holds NaN until it is
 written, and must give the losses, gradients and parameters of transformers in one process. FILE holds a line for each mutant that
 was judged; a run that was stopped goes on there. Exit code 1: one was wrong.
 """

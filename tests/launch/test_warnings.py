@@ -1,4 +1,4 @@
-"""What is said before a run trains."""
+"""The lines that a run says before it trains."""
 
 from typing import Any
 
