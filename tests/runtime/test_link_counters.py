@@ -37,3 +37,21 @@ def test_calls_go_on_across_every_limit(near: int) -> None:
             for call in range(CALLS)
             for value in (*(100.0 * (1 - rank) + call + part / 4 for part in range(3)), 1000.0 * (1 - rank) + call)
         ]
+
+
+def _wrong(rank: int, begin: int, calls: int) -> int:
+    """How many of these exchanges brought something else than their own number."""
+    link, peer, wrong = TorchLink(dist.group.WORLD, native=False, _sequence=begin), 1 - rank, 0
+    for call in range(calls):
+        into = torch.zeros(1, dtype=torch.float64)
+        for work in link.exchange([(torch.tensor([2.0 * call + rank], dtype=torch.float64), peer)], [(into, peer)]):
+            work.wait()
+        wrong += into.item() != 2.0 * call + peer
+    return wrong
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("near", [_EXCHANGES, 2**31])
+def test_a_hundred_thousand_exchanges_lie_across_a_limit(near: int) -> None:
+    for begin in range(near - 50_000, near + 50_000, 10_000):
+        assert run_on_ranks(2, _wrong, begin=begin, calls=10_000) == [0, 0]
