@@ -54,8 +54,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     return out / "checkpoints" / "step-000002"
 
 
-@pytest.mark.grid(1)
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize(
+    "name", ["six digits", *(pytest.param(name, marks=pytest.mark.rest) for name in LIMITS if name != "six digits")]
+)
 def test_a_run_goes_on_across_the_limits_of_formats(tmp_path: Path, corpus: Path, saved: Path, name: str) -> None:
     begun = LIMITS[name] - BEFORE
     out = _begun_at(tmp_path / "first", corpus, saved, begun)
