@@ -1,5 +1,6 @@
 """The lines that a run says before it trains."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from fourfold.config import ModelConfig, RunConfig, parse_run
 from fourfold.config.optimizers import learning_rate
 from fourfold.huggingface import resolve_model
-from fourfold.launch.warnings import memory_line, warnings_of
+from fourfold.launch.machine import device_memory_bytes
+from fourfold.launch.warnings import device_memory_line, memory_line, warnings_of
 from tests.support.programs import DIMENSIONS, MIXTRAL
 
 CAPACITY = {**MIXTRAL, "capacity_factor": 1.0}
@@ -56,3 +58,24 @@ def test_memory_is_compared_with_what_the_machine_has() -> None:
     (line,) = memory_line(10**9, 4, 4 * 10**9 - 1)
     assert "4 ranks" in line
     assert "4.00 GB" in line
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("echo 81559; echo 40960", 40960 << 20), ("echo '[N/A]'", None), ("exit 9", None), (None, None)],
+)
+def test_a_devices_memory_is_what_the_driver_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str | None, expected: int | None
+) -> None:
+    if answer is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if answer is not None else str(tmp_path))
+    assert device_memory_bytes() == expected
+
+
+def test_a_peak_is_compared_with_the_device() -> None:
+    assert device_memory_line(80 << 30, 80 << 30) == []
+    assert device_memory_line(80 << 30, None) == []
+    (line,) = device_memory_line((80 << 30) + 1, 80 << 30)
+    assert "85.90 GB" in line

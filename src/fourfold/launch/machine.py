@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from fourfold.config.errors import group_files, require_files
 from fourfold.program.spec import Transport
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
+_DRIVER_SECONDS = 20.0
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -77,6 +79,16 @@ def memory_bytes() -> int | None:
         except (OSError, ValueError):  # no such limit: the file is missing or says "max"
             continue
     return min(limits)
+
+
+def device_memory_bytes() -> int | None:
+    """Memory of the smallest NVIDIA device here, as its driver states it without touching the device; None where it states none."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=True).stdout
+        return min(int(line) for line in found.split()) << 20
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def oom_kills() -> int | None:

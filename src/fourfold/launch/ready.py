@@ -11,12 +11,19 @@ from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
-from fourfold.launch.machine import check_devices, check_files, memory_bytes, num_cuda_devices, transport_of
+from fourfold.launch.machine import (
+    check_devices,
+    check_files,
+    device_memory_bytes,
+    memory_bytes,
+    num_cuda_devices,
+    transport_of,
+)
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
 from fourfold.launch.undecided import require_decided, require_itself, require_text
-from fourfold.launch.warnings import memory_line, warnings_of
+from fourfold.launch.warnings import device_memory_line, memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.train.metrics import require_sinks
 
@@ -119,7 +126,10 @@ def prepare_run(
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
     step = saved[-1] if saved else 0
-    memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes()) if cuda_devices == 0 else []
+    if cuda_devices == 0:
+        memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
+    else:
+        memory = device_memory_line(peak, device_memory_bytes())
     warnings = warnings_of(config, resolved.model, old if has_begun else None, step, memory)
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens or prepared.fingerprint())
 

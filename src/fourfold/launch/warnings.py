@@ -18,6 +18,16 @@ def warnings_of(
     return tuple(f"warning: {line}" for line in found if line is not None)
 
 
+def device_memory_line(peak_bytes: int, available: int | None) -> list[str]:
+    """That a rank needs more memory than its device has, its context and what its allocator leaves between buffers not counted."""
+    if available is None or peak_bytes <= available:
+        return []
+    return [
+        f"a rank has a predicted peak of {peak_bytes / 1e9:.2f} GB, its device {available / 1e9:.2f} GB in all; a higher "
+        f"layout.zero, layout.recompute = full or a smaller layout.microbatch_sequences needs less"
+    ]
+
+
 def memory_line(peak_bytes: int, local_ranks: int, available: int | None) -> list[str]:
     """That the ranks of this machine need more memory than it has."""
     if available is None or peak_bytes * local_ranks <= available:

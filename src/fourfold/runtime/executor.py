@@ -19,7 +19,7 @@ from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
-from fourfold.runtime.device import Side, side_stream
+from fourfold.runtime.device import Side, is_out_of_memory, side_stream
 from fourfold.runtime.finite import OwnGradients
 from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.muon import MatrixOptimizer
@@ -28,7 +28,7 @@ from fourfold.runtime.numbers import FixedNumbers, NewNumbers
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
-from fourfold.runtime.step import Observer, StepData, StepResult, StepTimeout, read_result
+from fourfold.runtime.step import Observer, StepData, StepOutOfMemory, StepResult, StepTimeout, read_result
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
 
 _Bound = tuple[Callable[[Instruction], None], Instruction, tuple[str, ...], tuple[UntypedStorage, ...]]
@@ -120,7 +120,7 @@ class Executor:
         }
 
     def run(self, program: Program, data: StepData, lr: float = 0.0, observer: Observer | None = None) -> StepResult:
-        """Runs one program. `observer(index, instruction)` is called after each instruction. Raises `StepTimeout`."""
+        """Runs one program. `observer(index, instruction)` is called after each instruction. Raises `StepFailure`."""
         self.begin(data, lr)
         return self.finish(program, self.issue(program, data, observer))
 
@@ -139,7 +139,9 @@ class Executor:
                 record(counter)
                 try:
                     handler(step)
-                except RuntimeError as error:
+                except (RuntimeError, MemoryError) as error:
+                    if is_out_of_memory(error):
+                        raise StepOutOfMemory(counter, error) from error
                     if step.op in STARTS or step.op is Op.WAIT or step.collectives:
                         raise StepTimeout(counter, error) from error
                     raise

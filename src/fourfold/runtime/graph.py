@@ -90,7 +90,7 @@ class StepGraph:
         self._norms: list[Any] = []
 
     def run(self, data: StepData, lr: float) -> StepResult:
-        """One step. Raises `StepTimeout` in those that are not replayed."""
+        """One step. Raises `StepFailure` in those that are not replayed."""
         executor, program, own = self._executor, self._program, self._executor.own_gradients
         self._data.set(data)
         if self._left > 0:

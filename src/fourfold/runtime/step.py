@@ -62,9 +62,17 @@ def read_result(
     )
 
 
-class StepTimeout(RunFailure):
-    """A collective did not finish; `index` is the instruction that waited."""
+class StepFailure(RunFailure):
+    """An instruction that failed: `index`, and `cause`."""
 
     def __init__(self, index: int, cause: Exception) -> None:
-        super().__init__(str(cause))
+        super().__init__(str(cause) or type(cause).__name__)
         self.index = index
+
+
+class StepTimeout(StepFailure):
+    """A collective did not finish; `index` is the instruction that waited."""
+
+
+class StepOutOfMemory(StepFailure):
+    """There was no memory for what an instruction allocates."""

@@ -26,6 +26,6 @@ class Evaluation:
         self._feed = feed(rows)
 
     def run(self, executor: Executor, board: ProgressBoard, step: int) -> float:
-        """The validation loss before step `step`, in nats per token. Raises `StepTimeout`."""
+        """The validation loss before step `step`, in nats per token. Raises `StepFailure`."""
         board.enter(EVALUATING, step, self.program)
         return executor.run(self.program, self._feed).loss

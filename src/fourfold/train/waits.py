@@ -8,12 +8,12 @@ from fourfold.config import RunFailure
 from fourfold.config.schema import RunSection
 from fourfold.program import lower_pipeline
 from fourfold.program.spec import StepSpec
-from fourfold.runtime.executor import StepTimeout
 from fourfold.runtime.progress import describe_save_wait, describe_wait, read_positions
+from fourfold.runtime.step import StepFailure
 
 
 def explained(
-    error: StepTimeout,
+    error: StepFailure,
     kind: str,
     spec: StepSpec,
     rank: int,

@@ -1,0 +1,136 @@
+"""Memory that is not there for an instruction: told as that, wherever it happens, final, with keys that need less."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.config import FinalFailure, parse_run
+from fourfold.huggingface import resolve_model
+from fourfold.layout import resolve_layout
+from fourfold.program import lower_pipeline, lower_step, memory_peak, rank_view, resolve_step
+from fourfold.runtime.collectives import make_groups
+from fourfold.runtime.device import is_out_of_memory
+from fourfold.runtime.executor import Executor
+from fourfold.runtime.initialize import initialize_shard
+from fourfold.runtime.parallel import groups_of
+from fourfold.runtime.step import StepOutOfMemory
+from fourfold.runtime.units import build_units, share_parameters
+from fourfold.train.out_of_memory import SAVES_ENOUGH, out_of_memory
+from tests.support.parity_ranks import LINKS, prepare_rank
+from tests.support.parity_runs import RankData, global_batch, run_table
+from tests.support.ranks import run_on_ranks
+
+CPU = torch.device("cpu")
+
+
+def _told_of_every_instruction(rank: int, table: dict[str, Any], ranks: int) -> list[tuple[str, str]]:
+    """For every instruction of a step, that one without memory: its short form, and the failure that comes of it."""
+    config, view = prepare_rank(rank, table, ranks)
+    spec, place = view.spec, view.spec.layout.coordinates(rank)
+    groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
+    units = build_units(
+        view, rank, config.optimizer, CPU, lambda flat, i, out: initialize_shard(flat, i, config.run.seed, place, out)
+    )
+    share_parameters(spec, units, groups)
+    program = lower_step(view)
+    batch = global_batch(0, config.batch.global_sequences, config.batch.sequence_length, 96, False)
+    told = []
+    for index, step in enumerate(program.instructions):
+        executor = Executor(view, units, groups, config.optimizer, CPU, rank)
+        handler, places = (
+            executor._handlers[step.op],
+            [i for i, s in enumerate(program.instructions) if s.op is step.op],
+        )
+        seen = iter(places)
+
+        def without_memory(step: Any, wanted: int = index, handler: Any = handler, seen: Any = seen) -> None:
+            if next(seen) == wanted:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            handler(step)
+
+        executor._handlers[step.op] = without_memory
+        try:
+            executor.run(program, RankData(batch, spec, rank), 1e-3)
+            told.append((step.short, "nothing"))
+        except StepOutOfMemory as error:
+            told.append((step.short, program.instructions[error.index].short))
+    return told
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"layout": {"zero": 3}, "optimizer": {"name": "muon"}},
+        {"layout": {"offload": "activations", "offload_optimizer": True}, "model": {"num_layers": 4}},
+    ],
+    ids=str,
+)
+def test_every_instruction_without_memory_is_named(sections: dict[str, dict[str, Any]]) -> None:
+    batch = {"global_sequences": 2, "sequence_length": 8}
+    table = run_table(**{**sections, "batch": batch, "model": {"vocab_size": 96, **sections.get("model", {})}})
+    (told,) = run_on_ranks(1, _told_of_every_instruction, table=table, ranks=1)
+    assert len(told) > 20
+    assert [pair for pair in told if pair[0] != pair[1]] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), True),
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
+            True,
+        ),
+        (
+            RuntimeError("NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO): Cuda failure 2 'out of memory'"),
+            True,
+        ),
+        (RuntimeError("Timed out waiting 60000ms for send operation to complete"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_an_allocators_word_is_told_from_others(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) == expected
+
+
+def _failure(index: int, **sections: dict[str, Any]) -> tuple[FinalFailure, dict[str, Any], int]:
+    """The failure of rank 0 at an instruction, the run's table, and the predicted peak of its training step."""
+    table = run_table(
+        model={"vocab_size": 96, "num_layers": 4}, batch={"global_sequences": 8, "sequence_length": 64}, **sections
+    )
+    config = parse_run(table)
+    model = resolve_model(config.model)
+    spec = resolve_step(config, model, resolve_layout(config, model, 2))
+    program = lower_step(rank_view(spec))
+    context: Any = SimpleNamespace(rank=0, device=CPU)
+    error = StepOutOfMemory(index, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
+    peak = max(memory_peak(each).bytes for each in lower_pipeline(spec))
+    return out_of_memory(error, program, config, spec, context, 7), table, peak
+
+
+def test_the_failure_names_the_place_and_a_layout_that_needs_less() -> None:
+    failure, table, peak = _failure(5, layout={"dp_shard": 2, "microbatch_sequences": 4})
+    text = str(failure)
+    assert text.startswith("rank 0 ran out of memory at step 7 #5 `")
+    assert "Tried to allocate 2.00 GiB.]" in text
+    keys, _, size = text.partition("; with ")[2].partition(" the predicted peak is ")
+    changed = dict(each.removeprefix("layout.").split("=") for each in keys.split())
+    config = parse_run({**table, "layout": {**table["layout"], **{key: _value(each) for key, each in changed.items()}}})
+    model = resolve_model(config.model)
+    programs = lower_pipeline(resolve_step(config, model, resolve_layout(config, model, 2)))
+    needed = max(memory_peak(program).bytes for program in programs)
+    assert needed <= SAVES_ENOUGH * peak
+    assert size == f"{needed / 1e6:.2f} MB"
+
+
+def _value(word: str) -> Any:
+    return int(word) if word.isdecimal() else {"true": True}.get(word, word)
+
+
+def test_where_nothing_is_left_to_change_more_ranks_are_named() -> None:
+    least = {"zero": 3, "microbatch_sequences": 1, "recompute": "full", "offload_optimizer": True}
+    failure, _, _ = _failure(3, layout={"dp_shard": 2, **least})
+    assert "more ranks" in str(failure)
