@@ -1,6 +1,7 @@
 """The life of a run as the command sees it, with ranks that only pretend: begin, end, fail, go on."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -75,6 +76,31 @@ def test_other_ranks_go_on_with_the_run_and_say_so(here, capsys) -> None:
     assert "layout.dp_shard = 4 (was 2), layout.zero = 3 (was 0)" in shown[0]
     assert json.loads((OUT / "data.json").read_text())["former_checkpoints"] == [str(here / OUT / "checkpoints")]
     assert RunFolder(OUT).require_config().layout.dp_shard == 4
+
+
+def test_a_folder_of_checkpoints_is_one_runs_and_another_is_refused_before_anything_is_written(here) -> None:
+    assert train("finish", "checkpoint.directory=saved") == 0
+    (here / "saved" / "step-000003").mkdir()
+    (here / "saved" / "step-000003" / "manifest.json").write_text("{}")
+    before = sorted(here.rglob("*"))
+    for overrides in (("run.seed=7",), ("batch.steps=9", "optimizer.lr=0.5")):
+        with pytest.raises(UserError, match=r"checkpoint.directory = .*/saved: belongs to the run in .*/runs/run"):
+            train("finish", "checkpoint.directory=saved", *overrides, out=Path("runs/b"))
+    with pytest.raises(UserError, match="belongs to the run in"):
+        train("finish", "checkpoint.directory=runs/run/checkpoints", out=Path("runs/b"))
+    assert sorted(here.rglob("*")) == before
+    assert train("finish", "checkpoint.directory=saved", "batch.steps=6") == 0
+
+
+def test_a_copy_of_a_run_is_refused_before_anything_is_written(here) -> None:
+    train("finish")
+    shutil.copytree(OUT, "runs/copy")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"--out runs/copy: is a copy of the run in .*/runs/run"):
+        train("finish", "batch.steps=6", out=Path("runs/copy"))
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file() and path.name != ".lock"} == {
+        path: data for path, data in before.items() if path.name != ".lock"
+    }
 
 
 def test_another_learning_rate_is_asked_for(here, capsys) -> None:

@@ -1,6 +1,7 @@
 """A run that goes on under another layout: the same samples, the same losses, the same parameters as if it had not changed."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -76,6 +77,23 @@ def test_a_run_that_saves_elsewhere_from_now_on_goes_on_from_where_it_saved_befo
     assert finish(start_training(out, 1))[0] == [0]
     assert [line["step"] for line in lines(out / "metrics.jsonl")] == list(range(6))
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["step-000006"]
+
+
+@pytest.mark.parametrize("leaf", ["", "checkpoints", "checkpoints/step-000004"], ids=["run", "checkpoints", "one"])
+def test_a_new_run_begins_at_the_newest_checkpoint_of_another_where_it_is_asked_to(
+    tmp_path: Path, corpus: Path, leaf: str
+) -> None:
+    first = make_run(tmp_path / "first", corpus, batch={"steps": 6}, checkpoint={"every_steps": 4})
+    assert finish(start_training(first, 1))[0] == [0]
+    shutil.rmtree(first / "checkpoints" / "step-000006")
+    section = {"start_from": str(first / leaf)}
+    second = make_run(tmp_path / "second", corpus, batch={"steps": 6}, checkpoint=section)
+    assert finish(start_training(second, 1))[0] == [0]
+    rows, expected = (lines(out / "metrics.jsonl") for out in (second, first))
+    assert [row["step"] for row in rows] == [4, 5]
+    assert [row["loss"] for row in rows] == [row["loss"] for row in expected[4:]]
+    assert sorted(path.name for path in (first / "checkpoints").iterdir()) == ["step-000004"]
+    assert sorted(path.name for path in (second / "checkpoints").iterdir()) == ["step-000006"]
 
 
 @pytest.mark.rest

@@ -22,6 +22,7 @@ from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.launch.sizes import RunSizes
 from fourfold.layout.resolve import check_ranks
+from fourfold.rendezvous.ownership import claimed
 from fourfold.report.comparison import compare
 from fourfold.report.console import preparing
 from fourfold.report.corpus import bytes_per_token
@@ -171,12 +172,14 @@ def train_locally(
             ready = prepare_run(config, all_ranks(config, ranks, member), folder, report, member, spares, change)
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
-        folder.write(ready.resolved.config, ready.data_table(start))
-        if not stands:
-            locks.enter_context(folder.locked())
+        complete = ready.resolved.config
+        locks.enter_context(claimed(folder.checkpoint_root(complete), ready.owner, is_known=stands))
+        if stands:
+            folder.write(complete, ready.data_table(start))
+        else:
+            locks.enter_context(folder.created(complete, ready.data_table(start)))
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
         begin_changes(folder, ready.changes, ready.step)
-        complete = ready.resolved.config
         seconds = complete.run.timeout_seconds
         launch = partial(
             supervise,
@@ -184,7 +187,7 @@ def train_locally(
             count,
             threads_of(complete, member, here_of(count, member)),
             complete.faults,
-            lambda: max(folder.saved_steps(complete), default=0),
+            lambda: max(folder.saved_steps(complete), default=ready.step),
             Watch(complete.faults, seconds, Blame(ready.resolved)),
             command=worker,
             grace_seconds=grace_seconds,

@@ -172,8 +172,11 @@ class CheckpointSection(Section):
     """Steps between two copies of the state to memory, from which ranks that are started again go on. Each machine keeps two copies
     of its ranks' state in /dev/shm, and two of another machine's. 0: none."""
     directory: str | None = None
-    """Folder of the checkpoints, or an fsspec URL (`s3://bucket/folder`) whose package is installed. Left out: `checkpoints` in the
-    run's folder."""
+    """Folder of the checkpoints, or an fsspec URL (`s3://bucket/folder`) whose package is installed. It belongs to one run. Left
+    out: `checkpoints` in the run's folder."""
+    start_from: str | None = None
+    """Another run's folder, a folder of checkpoints, or one checkpoint: a new run begins with the weights, optimizer states and
+    counters of the newest there that can be read, at its step. Left out: a run begins at step 0."""
 
 
 class ClusterSection(Section):

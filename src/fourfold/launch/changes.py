@@ -39,7 +39,7 @@ _FREE = (
     "model.as_nearest",
 )
 _ON_REQUEST = ("optimizer.", "precision.compute", "precision.gradients")
-_FIXED = ("run.seed", "optimizer.name")
+_FIXED = ("run.seed", "optimizer.name", "checkpoint.start_from")
 """Keys that make another run although their section may change."""
 
 

@@ -1,7 +1,7 @@
 """All that can fail before a rank starts: config, data, layout, proof, memory; then the run's folder is written."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
+from fourfold.launch.lineage import first_step, owner_of, require_own_places, with_absolute_places
 from fourfold.launch.machine import (
     check_devices,
     check_files,
@@ -25,6 +26,7 @@ from fourfold.launch.shares import here_of
 from fourfold.launch.undecided import require_decided, require_itself, require_text
 from fourfold.launch.warnings import device_memory_line, memory_line, warnings_of
 from fourfold.program import memory_peak
+from fourfold.rendezvous.ownership import KEY, NOBODY, Owner
 from fourfold.train.metrics import require_sinks
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ _SHOWN_FAULTS = 5
 class ReadyRun:
     """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run.
     `changes`: keys in which it differs from the run that stands in the folder, which goes on from step `step` under them.
-    `former_roots`: folders of checkpoints that it saved to before. `tokens`: their fingerprint."""
+    `former_roots`: folders of checkpoints that it saved to before. `tokens`: their fingerprint. `owner`: the run, and its place."""
 
     resolved: ResolvedRun
     prepared: PreparedData
@@ -49,11 +51,12 @@ class ReadyRun:
     step: int = 0
     former_roots: tuple[Path, ...] = ()
     tokens: str = ""
+    owner: Owner = NOBODY
 
     def data_table(self, start: str | None = None) -> dict[str, Any]:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
         table: dict[str, Any] = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
-        table["tokens"] = self.tokens
+        table |= {"tokens": self.tokens, KEY: asdict(self.owner)}
         if self.former_roots:
             table[FORMER_ROOTS] = [str(path) for path in self.former_roots]
         return {**table, "start": start} if start is not None else table
@@ -80,13 +83,17 @@ def prepare_run(
     supervisor, where there are others. `spares`: devices of this machine beside those of its ranks. Raises `UserError` and
     `RunFailure`.
     """
-    steps = num_steps(config)
+    config, steps = with_absolute_places(config), num_steps(config)
     require_sinks(config.run.log)
     cuda_devices = num_cuda_devices(config)
     if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
         ranks = cuda_devices * (member.count if member is not None else 1)
     transport = transport_of(config, cuda_devices)
-    old = folder.config()
+    old, owner = folder.config(), owner_of(folder)
+    has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
+    require_own_places(folder, config, old if has_begun else None, owner)
+    saved = folder.saved_steps(old) if old is not None else []
+    step = saved[-1] if saved else first_step(config)
     known = _open_existing(folder)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
     resolved = resolve_run(config, ranks, vocab_size, transport)
@@ -97,12 +104,11 @@ def prepare_run(
     local = here_of(resolved.layout.world_size, member) * (member.local_count if member is not None else 1)
     check_devices(config, cuda_devices, local + spares)
     check_files(resolved.layout.world_size, transport)
-    has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
     changes: tuple[Change, ...] = ()
     if old is not None and has_begun:
         if known is None and old.data == config.data:
             resolved = resolve_run(config, ranks, old.model.vocab_size, transport)
-        changes = allowed_changes(folder.path, old, resolved.config, change, max(folder.saved_steps(old), default=0))
+        changes = allowed_changes(folder.path, old, resolved.config, change, max(saved, default=0))
     weights = _open_initial(resolved)
     prepared = known if known is not None and has_begun else prepare(config.data, report)
     corpus_id = folder.data().get("corpus_id", prepared.corpus_id)
@@ -122,16 +128,15 @@ def prepare_run(
     if weights is not None:
         weights.check_against(resolved.spec.segments)
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
-    saved = folder.saved_steps(old) if old is not None else []
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
-    step = saved[-1] if saved else 0
     if cuda_devices == 0:
         memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
     else:
         memory = device_memory_line(peak, device_memory_bytes())
     warnings = warnings_of(config, resolved.model, old if has_begun else None, step, memory)
-    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens or prepared.fingerprint())
+    tokens = tokens or prepared.fingerprint()
+    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
 
 
 def _open_existing(folder: RunFolder) -> PreparedData | None:

@@ -1,15 +1,16 @@
 """A run's folder before and between its launches: made whole or not at all, and locked while in use."""
 
+import errno
 import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
 from fourfold.config.json_lines import read_jsonl
@@ -18,6 +19,7 @@ from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 FORMER_ROOTS = "former_checkpoints"
 """The key of `data.json` that lists where the run saved before."""
 
@@ -126,21 +128,53 @@ class RunFolder:
 
     def write(self, config: RunConfig, data: dict[str, Any]) -> None:
         """Makes the folder with both files, or replaces them. Raises `RunFailure` when the disk does not take them."""
-        texts = {RUN_FILE: dump_run(config), DATA_FILE: json.dumps(data, indent=1) + "\n"}
+        texts = _texts(config, data)
         try:
-            place = Path(os.path.realpath(self.path))  # a link to a folder cannot be replaced by one
-            place.parent.mkdir(parents=True, exist_ok=True)
+            place = self._place()
             if not place.is_dir() or not any(place.iterdir()):
-                _create_at_once(place, texts)
+                _create_at_once(place, texts).close()
                 return
             for name, text in texts.items():  # data.json last: other ranks wait for it
                 write_whole(self.path / name, text)
             (self.path / LOGS).mkdir(exist_ok=True)
         except OSError as error:
-            raise RunFailure(
-                f"--out {self.path}: the run's folder cannot be written ({error.strerror}); name one on a disk with room "
-                f"that you can write, with --out"
-            ) from None
+            raise self._unwritable(error) from None
+
+    @contextmanager
+    def created(self, config: RunConfig, data: dict[str, Any]) -> Iterator[None]:
+        """Makes the folder of a new run with both files, and holds it from its first moment on. Raises `RunFailure` when the disk
+        does not take them, and `UserError`, with the folder untouched, where another launch has made one meanwhile."""
+        with ExitStack() as held:
+            try:
+                place = self._place()
+                if place.is_dir() and any(place.iterdir()):
+                    held.enter_context(self.locked())
+                    if self.config() is not None:
+                        raise self._in_progress("")
+                    self.write(config, data)
+                else:
+                    held.enter_context(_create_at_once(place, _texts(config, data)))
+            except OSError as error:
+                raise (self._in_progress("") if error.errno in _TAKEN else self._unwritable(error)) from None
+            yield
+
+    def _place(self) -> Path:
+        """The folder itself, whose parent is there: a link to a folder cannot be replaced by one. Raises `OSError`."""
+        place = Path(os.path.realpath(self.path))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _unwritable(self, error: OSError) -> RunFailure:
+        return RunFailure(
+            f"--out {self.path}: the run's folder cannot be written ({error.strerror}); name one on a disk with room "
+            f"that you can write, with --out"
+        )
+
+    def _in_progress(self, process: str) -> UserError:
+        return UserError(
+            f"--out {self.path}: this run is in progress (process {process or 'unknown'}); wait for it, "
+            f"or name another folder with --out"
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -150,10 +184,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
-                raise UserError(
-                    f"--out {self.path}: this run is in progress (process {lock.read().strip() or 'unknown'}); wait for it, "
-                    f"or name another folder with --out"
-                ) from None
+                raise self._in_progress(lock.read().strip()) from None
             except OSError:  # a file system without locks: two launches are then the user's own affair
                 yield
                 return
@@ -163,8 +194,13 @@ class RunFolder:
             yield
 
 
-def _create_at_once(path: Path, texts: dict[str, str]) -> None:
-    """Writes a folder aside and renames it into place."""
+def _texts(config: RunConfig, data: dict[str, Any]) -> dict[str, str]:
+    return {RUN_FILE: dump_run(config), DATA_FILE: json.dumps(data, indent=1) + "\n"}
+
+
+def _create_at_once(path: Path, texts: dict[str, str]) -> IO[str]:
+    """Writes a folder aside and renames it into place; its lock, which is held. Raises `OSError`, also where a folder stands there
+    that is not empty."""
     aside = path.with_name(
         f".{path.name}.{secrets.token_hex(4)}"
     )  # its mode is what the umask says, which mkdtemp does not ask
@@ -173,7 +209,13 @@ def _create_at_once(path: Path, texts: dict[str, str]) -> None:
         for name, text in texts.items():
             (aside / name).write_text(text, encoding="utf-8")
         (aside / LOGS).mkdir()
+        lock = open(aside / _LOCK, "a+")  # noqa: SIM115
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         os.rename(aside, path)
+        return lock
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

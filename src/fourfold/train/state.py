@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
+from fourfold.checkpoint.folders import MANIFEST
 from fourfold.checkpoint.unit_shard import balance_bias_extra
-from fourfold.config import RunConfig, RunFailure
+from fourfold.config import RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.rendezvous.fence import fenced
+from fourfold.rendezvous.ownership import run_in, still_own
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
@@ -99,10 +102,29 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 
 
 def saved_steps(config: RunConfig, out: Path) -> list[Path]:
-    """The folders of saved steps, newest first, where the run saves and where it saved before; of a replay its one."""
+    """The folders of saved steps, newest first, where the run saves and where it saved before; of a run without any those that it
+    begins from, and of a replay its one."""
     table = json.loads((out / "data.json").read_text(encoding="utf-8"))
     if "restore_from" in table:  # a replay
         return [place(table["restore_from"])]
+    start = config.checkpoint.start_from
+    return _own_steps(config, out, table) or (start_paths(place(start)) if start is not None else [])
+
+
+def start_paths(path: Path) -> list[Path]:
+    """The checkpoints of a run's folder, of a folder of checkpoints, or the one that `path` is; newest first."""
+    if (path / MANIFEST).is_file():
+        return [path]
+    if (path / "run.toml").is_file():
+        try:
+            table = json.loads((path / "data.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            table = {}
+        return _own_steps(load_run(path / "run.toml", as_written=True), path, table if isinstance(table, dict) else {})
+    return step_folders(path)[::-1]
+
+
+def _own_steps(config: RunConfig, out: Path, table: Mapping[str, Any]) -> list[Path]:
     roots = [checkpoint_root(config, out), *map(place, table.get("former_checkpoints", []))]
     found = [path for root in roots for path in step_folders(root)]
     return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
@@ -122,11 +144,12 @@ def save(
 ) -> Path:
     """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead."""
     number = int(os.environ["FOURFOLD_FENCE"]) if "FOURFOLD_FENCE" in os.environ else None
+    root = checkpoint_root(config, out)
     return save_checkpoint(
-        checkpoint_root(config, out),
+        root,
         step,
         unit_shards(view.spec.layout, units, rank),
-        full_info(info, view, number),
+        {**full_info(info, view, number), **run_in(out)},
         rank=rank,
         synchronize=synchronize,
         keep=config.checkpoint.keep,
@@ -135,8 +158,16 @@ def save(
         layout=view.spec.layout,
         total_bytes=view.spec.checkpoint_bytes,
         tensors=tensors,
-        fence=partial(fenced, out, number),
+        fence=partial(_guarded, out, root, number),
     )
+
+
+@contextmanager
+def _guarded(out: Path, root: Path, number: int | None) -> Iterator[None]:
+    """A commit that only the ranks started last make, of the run that the folder of checkpoints belongs to."""
+    with fenced(out, number):
+        still_own(root, out)
+        yield
 
 
 def full_info(info: Mapping[str, Any], view: RankView, fence: int | None) -> dict[str, Any]:

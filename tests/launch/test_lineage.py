@@ -1,0 +1,101 @@
+"""Where a run's state goes and comes from: nobody's folders but its own, unless it is asked to begin from another's."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fourfold.config import RunConfig, UserError, parse_run
+from fourfold.launch.lineage import first_step, owner_of, require_own_places, with_absolute_places
+from fourfold.launch.run_folder import RunFolder
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}
+
+
+def run(**checkpoint) -> RunConfig:
+    batch = {"global_sequences": 8, "sequence_length": 16, "steps": 5}
+    return parse_run({"model": MODEL, "batch": batch, "checkpoint": checkpoint})
+
+
+def stands(path: Path, config: RunConfig, **more: object) -> RunFolder:
+    """A run's folder, with the name of its run in it."""
+    folder = RunFolder(path)
+    folder.write(config, {"owner": vars(owner_of(folder)), **more})
+    return folder
+
+
+def test_folders_of_checkpoints_are_the_same_wherever_the_command_is_repeated(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = with_absolute_places(run(directory="saved", start_from="runs/a")).checkpoint
+    assert (found.directory, found.start_from) == (str(tmp_path / "saved"), str(tmp_path / "runs/a"))
+    urls = run(directory="s3://bucket/run")
+    assert with_absolute_places(urls) == urls
+    assert with_absolute_places(run()) == run()
+
+
+def test_a_run_keeps_its_name(tmp_path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    assert owner_of(folder).run != owner_of(folder).run
+    folder.write(run(), {"owner": vars(owner_of(folder))})
+    assert owner_of(folder).run == owner_of(folder).run
+
+
+def test_a_former_folder_of_checkpoints_must_be_the_runs_own_too(tmp_path) -> None:
+    old = stands(tmp_path / "old", run())
+    (tmp_path / "old/checkpoints/step-000003").mkdir(parents=True)
+    folder = stands(tmp_path / "new", run(), former_checkpoints=[str(tmp_path / "old/checkpoints")])
+    with pytest.raises(UserError, match=f"{tmp_path}/old/checkpoints: belongs to the run in {tmp_path}/old"):
+        require_own_places(folder, run(), run(), owner_of(folder))
+    require_own_places(folder, run(), None, owner_of(folder))
+    require_own_places(old, run(), run(), owner_of(old))
+
+
+def test_a_copied_folder_is_refused_and_left_as_it_is(tmp_path) -> None:
+    stands(tmp_path / "a", run())
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    folder = RunFolder(tmp_path / "copy")
+    with pytest.raises(UserError, match="is a copy of the run in"):
+        require_own_places(folder, run(), run(), owner_of(folder))
+
+
+def test_a_folder_that_came_to_be_meanwhile_is_left_to_its_launch(tmp_path) -> None:
+    folder, before = RunFolder(tmp_path / "a"), {"prepared": "first"}
+    with folder.created(run(), before):
+        texts = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir() if path.is_file()}
+        for again in (lambda: folder.created(run(keep=9), {}), folder.locked):
+            with pytest.raises(UserError, match="is in progress"), again():
+                pytest.fail("the block runs")
+        assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir() if path.is_file()} == texts
+    assert os.listdir(tmp_path) == ["a"]
+    with folder.locked():
+        pass
+
+
+def test_a_folder_with_nothing_but_a_lock_is_new(tmp_path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".lock").write_text("")
+    folder = RunFolder(tmp_path / "a")
+    with folder.created(run(), {"prepared": "p"}), pytest.raises(UserError, match="in progress"), folder.locked():
+        pass
+    assert folder.data() == {"prepared": "p"}
+
+
+@pytest.mark.parametrize(
+    ("is_run", "text", "named"),
+    [
+        (False, None, "holds no checkpoint that can be read"),
+        (False, "{", "manifest.json is not readable JSON"),
+        (True, None, "holds no checkpoint that can be read"),
+    ],
+    ids=str,
+)
+def test_a_start_that_is_none_is_refused(tmp_path, is_run: bool, text: str | None, named: str) -> None:
+    pytest.importorskip("torch")
+    if is_run:
+        stands(tmp_path / "a", run(start_from=str(tmp_path / "a")))
+    if text is not None:
+        (tmp_path / "a" / "step-000003").mkdir(parents=True)
+        (tmp_path / "a" / "step-000003" / "manifest.json").write_text(text)
+    with pytest.raises(UserError, match=named):
+        first_step(run(start_from=str(tmp_path / "a")))
