@@ -45,6 +45,18 @@ def test_a_group_that_was_replaced_commits_no_step_and_the_other_does(tmp_path: 
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-000005", "step-000010"]
 
 
+def test_a_deleted_number_stops_no_save_and_lets_no_former_group_in(tmp_path: Path) -> None:
+    run, old = Run(), raise_fence(tmp_path)
+    new = raise_fence(tmp_path)
+    (tmp_path / ".fence").unlink()
+    save(run, tmp_path, 5, new)
+    assert (tmp_path / ".fence").read_text() == f"{new}\n"
+    with pytest.raises(SaveFailure, match="these ranks were replaced by others"):
+        save(run, tmp_path, 10, old)
+    (tmp_path / ".fence").unlink()
+    assert raise_fence(tmp_path, above=new) == new + 1
+
+
 def test_nobody_takes_over_in_the_middle_of_a_commit(tmp_path: Path) -> None:
     """A real process asks for the next number while this one commits: it gets it afterwards."""
     number = raise_fence(tmp_path)

@@ -23,15 +23,12 @@ class ReplacedRanks(FinalFailure):
     """A group of ranks in whose place another was started."""
 
 
-def raise_fence(folder: Path) -> int:
-    """A number above all earlier ones of the run in `folder`; groups that have those commit no more. Raises `OSError`."""
-    with open(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file, _locked(file):
-        number = _number(file) + 1
-        file.seek(0)
-        file.truncate()
-        file.write(b"%d\n" % number)
-        file.flush()
-        os.fsync(file.fileno())
+def raise_fence(folder: Path, above: int = 0) -> int:
+    """A number above all earlier ones of the run in `folder`; groups that have those commit no more. `above`: one that is known
+    even where the file was deleted. Raises `OSError`."""
+    with _opened(folder) as file:
+        number = max(_number(file), above) + 1
+        _write(file, number)
         return number
 
 
@@ -51,13 +48,30 @@ def fenced(folder: Path, number: int | None) -> AbstractContextManager[None]:
 
 @contextmanager
 def _fenced(folder: Path, number: int) -> Iterator[None]:
-    with open(folder / _FILE, "r+b") as file, _locked(file):
+    with _opened(folder) as file:
         newest = _number(file)
-        if newest != number:
+        if newest < number:  # somebody deleted the file: who comes next must see the number
+            _write(file, number)
+        if newest > number:
             raise ReplacedRanks(
                 f"{folder}: these ranks were replaced by others (start {newest}, this is {number}), which alone may save"
             )
         yield
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[BinaryIO]:
+    """The file, which is made where it is missing, and its lock."""
+    with open(os.open(folder / _FILE, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file, _locked(file):
+        yield file
+
+
+def _write(file: BinaryIO, number: int) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(b"%d\n" % number)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager
