@@ -103,6 +103,15 @@ def test_a_copy_of_a_run_is_refused_before_anything_is_written(here) -> None:
     }
 
 
+def test_a_run_file_that_was_edited_in_the_folder_changes_no_run_by_itself(here) -> None:
+    train("finish")
+    file = RunFolder(OUT).run_file
+    file.write_text(file.read_text().replace("lr = 0.0003", "lr = 0.03"))
+    edited = Command(file, ("batch.steps=6",), 2, OUT)
+    with pytest.raises(UserError, match=r"optimizer.lr = 0.03 here, 0.0003 there; add --change"):
+        train_with(edited, worker=(sys.executable, str(FAKE), "finish"), grace_seconds=5.0)
+
+
 def test_another_learning_rate_is_asked_for(here, capsys) -> None:
     train("finish")
     with pytest.raises(UserError, match="--change"):

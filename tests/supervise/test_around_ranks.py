@@ -73,6 +73,33 @@ def test_compiled_code_that_gave_up_for_want_of_a_descriptor_is_named_by_the_lim
     assert not describe_failure(1, -signal.SIGABRT, tmp_path / "none.log").is_final
 
 
+def test_small_files_of_the_folder_are_changed_and_deleted(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    """The run keeps what it began with, through a restart too, and ends as if nobody had touched it."""
+    with Supervised(run_file, tmp_path / "run") as run:
+        run.wait_for_step(6)
+        (run.out / "run.toml").write_text((run.out / "run.toml").read_text().replace("lr = 0.003", "lr = 0.03"))
+        for name in (".fence", "data.json"):
+            (run.out / name).unlink()
+        shutil.rmtree(run.out / "logs")
+        run.kill_rank(1)
+        assert run.finish() == 0, run.printed
+        told = [event["message"] for event in run.events("restore")]
+        assert len(told) == 2
+        assert "run.toml was changed" in told[0]
+        assert "data.json was deleted" in told[1]
+        assert "run.toml.edited" in run.printed
+        assert not run.events("save_failed")
+        assert left_by(run.out) == undisturbed
+
+
+def test_a_deleted_run_file_is_there_again_at_once(run_file: Path, tmp_path: Path) -> None:
+    with Supervised(run_file, tmp_path / "run") as run:
+        run.wait_for_step(2)
+        (run.out / "run.toml").unlink()
+        assert run.finish() == 0, run.printed
+        assert [event["message"].count("run.toml was deleted") for event in run.events("restore")] == [1]
+
+
 @pytest.mark.rest
 def test_a_rank_that_dies_while_what_forks_ranks_is_stopped(run_file: Path, undisturbed, tmp_path: Path) -> None:
     """Nobody would learn how it ended, and the run would never end itself."""

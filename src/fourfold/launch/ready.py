@@ -89,7 +89,7 @@ def prepare_run(
     if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
         ranks = cuda_devices * (member.count if member is not None else 1)
     transport = transport_of(config, cuda_devices)
-    old, owner = folder.config(), owner_of(folder)
+    old, owner = folder.launched(), owner_of(folder)
     has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
     require_own_places(folder, config, old if has_begun else None, owner)
     saved = folder.saved_steps(old) if old is not None else []

@@ -19,6 +19,7 @@ from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
+_LAUNCHED = ".launched.toml"
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 FORMER_ROOTS = "former_checkpoints"
 """The key of `data.json` that lists where the run saved before."""
@@ -95,6 +96,14 @@ class RunFolder:
                 f"for example --out {self.path / 'run-1'}"
             )
         return None
+
+    def launched(self) -> RunConfig | None:
+        """The config of the run that stands here as its last launch wrote it, whatever was done to the run file since; None as
+        `config` has it. Raises `UserError`."""
+        if (stands := self.config()) is not None and (self.path / _LAUNCHED).is_file():
+            with suppress(UserError):
+                return load_run(self.path / _LAUNCHED, as_written=True)
+        return stands
 
     def require_config(self) -> RunConfig:
         """The config of the run that stands here. Raises `UserError` where none does."""
@@ -195,7 +204,8 @@ class RunFolder:
 
 
 def _texts(config: RunConfig, data: dict[str, Any]) -> dict[str, str]:
-    return {RUN_FILE: dump_run(config), DATA_FILE: json.dumps(data, indent=1) + "\n"}
+    text = dump_run(config)
+    return {_LAUNCHED: text, RUN_FILE: text, DATA_FILE: json.dumps(data, indent=1) + "\n"}
 
 
 def _create_at_once(path: Path, texts: dict[str, str]) -> IO[str]:

@@ -176,6 +176,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "wait": f"waiting for {event.get('message', '')}",
         "lose": f"{event.get('message', '')}; it takes no rank any more",
         "find": f"device {event.get('slot')} of machine {event.get('machine')} works again",
+        "restore": str(event.get("message", "")),
         "resize": f"goes on{at} with {event.get('message', '')}",
         "failure": f"failed{at}: {event.get('message', '')}",
         "straggler": f"rank {event.get('rank')} is slow: its own work takes {_number(event.get('ratio'), 0.0):.1f} x its peers'",

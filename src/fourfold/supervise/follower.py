@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -20,7 +20,7 @@ from fourfold.launch.failures import RankFailure
 from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import ForkServer
 from fourfold.launch.rendezvous_file import find_store
-from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.rendezvous.connection import Connection
 from fourfold.rendezvous.frames import SECRET, BrokenFrame
 from fourfold.rendezvous.server import LOOPBACK
@@ -169,6 +169,8 @@ class _Follower:
                 self._folder, self._spawner, lambda rank: not in_mid_run(self._folder, rank, index), index
             )
             self._failures = self._ranks.failures
+            with suppress(OSError):
+                (self._folder.path / LOGS).mkdir(exist_ok=True)
             report = replace(report, exit_codes={}, failures=[], seen={})
             try:
                 self._ranks.start(

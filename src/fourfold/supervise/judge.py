@@ -9,6 +9,7 @@ from contextlib import suppress
 from fourfold.config import RunFailure
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.failures import RankFailure, summarize
+from fourfold.launch.kept_files import KeptFiles
 from fourfold.launch.processes import FINISHED, STOPPED
 from fourfold.launch.run_folder import RunFolder
 from fourfold.rendezvous.fence import newest_fence
@@ -46,6 +47,7 @@ class Judge:
         on_notice: Callable[[str], None],
         grace_seconds: float,
         fleet: Fleet,
+        kept: KeptFiles,
     ) -> None:
         self._received = received
         self._elsewhere: list[int] = []
@@ -58,7 +60,7 @@ class Judge:
         self._on_tick = on_tick
         self._on_notice = on_notice
         self._grace_seconds = grace_seconds
-        self._fleet = fleet
+        self._fleet, self._kept = fleet, kept
         self._ticked = self._asked = 0.0
         self.fence = 0
         self._missed = 0.0 if folder.run_file.exists() else math.inf
@@ -143,6 +145,9 @@ class Judge:
         try:
             self._folder.run_file.stat()
         except (FileNotFoundError, NotADirectoryError):
+            if self._missed < math.inf and self._kept.are_there:
+                self.keep()
+                return 0.0
             self._missed = self._missed or time.monotonic()
             return time.monotonic() - self._missed
         except OSError:  # another reason not to see it, which may pass
@@ -205,6 +210,15 @@ class Judge:
                 self._budget.forget()
             self.note("restart", step=saved, generation=number + 1)
         return again
+
+    def keep(self, is_written: bool = False) -> None:
+        """Puts back the files by which ranks start where somebody changed them, and says so. `is_written`: the launch itself has
+        written them. Raises `RunFailure`."""
+        if is_written:
+            self._kept.take()
+        is_replaced = newest_fence(self._folder.path) > self.fence  # what stands there is of a later launch
+        for text in self._kept.put_back() if self._missed < math.inf and not is_replaced else ():
+            self.note("restore", message=text)
 
     def note(self, name: str, **values: object) -> None:
         """Writes an event of the run."""

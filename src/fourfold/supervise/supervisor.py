@@ -9,13 +9,14 @@ It decides alone, so that there is never more than one generation that could dec
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member
+from fourfold.launch.kept_files import KeptFiles
 from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import CommandSpawner, ForkServer, Spawner
 from fourfold.launch.rendezvous_file import announced, open_store
@@ -95,7 +96,8 @@ def supervise(
             faults.stall_seconds or (machines.seconds if machines is not None else 0.0),
         )
         saved = newest if memory is None else lambda: max(newest(), memory.newest_step())
-        judge = Judge(folder, stop.received, faults, saved, watch, on_tick, on_notice, grace_seconds, fleet)
+        kept = KeptFiles(folder)
+        judge = Judge(folder, stop.received, faults, saved, watch, on_tick, on_notice, grace_seconds, fleet, kept)
         judge.note("launch", ranks=ranks)
         places = Places(fleet, ranks, faults, sizes, spawner, folder, judge.note)
         where = loopback_interface() if member is None else reach(member)
@@ -111,6 +113,8 @@ def supervise(
             outcome = LaunchOutcome(1, str(error))
             raise
         finally:
+            with suppress(RunFailure):
+                judge.keep()
             fleet.dismiss(outcome.exit_code, outcome.message, _DISMISS_SECONDS)
         return outcome
 
@@ -168,9 +172,11 @@ class _Launch:
 
     def _start(self, slots: list[Slot], processes: ExitStack) -> Generation:
         """Starts a rank on every slot."""
-        self.judge.blame(self.places.settle(len(slots), self.judge.newest()))
+        blame = self.places.settle(len(slots), self.judge.newest())
+        self.judge.blame(blame)
+        self.judge.keep(is_written=blame is not None)
         world_size = len(slots)
-        fence = self.judge.fence = raise_fence(self.folder.path)
+        fence = self.judge.fence = raise_fence(self.folder.path, self.judge.fence)
         slots = placed(slots, world_size)
         mine: dict[int, dict[int, int]] = {}
         for rank, slot in enumerate(slots):
