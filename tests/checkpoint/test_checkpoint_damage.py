@@ -13,10 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fourfold.checkpoint import load_checkpoint, read_manifest, read_parameters
+from fourfold.checkpoint import DamagedCheckpoint, load_checkpoint, read_manifest, read_parameters
 from fourfold.checkpoint.folders import step_of
 from fourfold.checkpoint.manifest import VERSION, _digest
-from fourfold.config import RunFailure
+from fourfold.checkpoint.saved_state import is_whole
+from fourfold.config import FinalFailure, RunFailure
 from tests.checkpoint.ranks import MODEL, Run, entries
 
 FILE = "rank-00001.safetensors"
@@ -191,7 +192,8 @@ def test_a_file_of_another_step_under_a_valid_checksum(saved: Path) -> None:
 def test_a_manifest_too_long_for_its_files_is_not_parsed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (saved / "manifest.json").read_text()
     (saved / "manifest.json").write_text(text + " " * (5 << 20))
-    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("parsed"))
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda data: loads(data) if len(data) < 4 << 20 else pytest.fail("parsed"))
     check_refused(saved, "manifest.json", "longer than")
 
 
@@ -217,6 +219,34 @@ def test_a_newer_version(saved: Path) -> None:
     check_refused(saved, "newer fourfold")
     forge(saved, lambda m: m.update(version=VERSION - 1))
     check_refused(saved, "older fourfold", "delete the folder")
+    with pytest.raises(FinalFailure):
+        read_manifest(saved)
+
+
+def test_the_advice_names_an_earlier_checkpoint_that_can_be_read(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        Run(1).save(tmp_path, step, keep=9)
+    forge(tmp_path / "step-000003", lambda m: m.update(version=VERSION - 1))
+    (tmp_path / "step-000002" / "manifest.json").write_text("{")
+    forge(tmp_path / "step-000004", lambda m: m.update(step=9))
+    with pytest.raises(DamagedCheckpoint, match="to resume from step-000001"):
+        read_manifest(tmp_path / "step-000004")
+    (tmp_path / "step-000001" / "manifest.json").write_text("{")
+    with pytest.raises(DamagedCheckpoint, match="no earlier checkpoint can be read either"):
+        read_manifest(tmp_path / "step-000004")
+
+
+def test_a_look_at_a_checkpoint_tells_whether_it_is_whole(tmp_path: Path) -> None:
+    Run(1).save(tmp_path, 1)
+    path, file = tmp_path / "step-000001", tmp_path / "step-000001" / "rank-00000.safetensors"
+    assert is_whole(path)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert not is_whole(path)
+    assert is_whole(path, most_bytes=0), "more than one look tells"
+    file.write_bytes(data[:-1])
+    assert not is_whole(path, most_bytes=0)
 
 
 @pytest.mark.parametrize(

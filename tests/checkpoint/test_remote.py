@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.checkpoint import checkpoints, latest_checkpoint, read_parameters, save
+from fourfold.checkpoint import checkpoints, latest_checkpoint, newest_readable, read_parameters, save
 from fourfold.config import RunFailure, UserError
 from fourfold.config.remote_path import RemotePath, is_remote, place
 from tests.checkpoint.ranks import ROLES, Run, layout_of
@@ -151,3 +151,30 @@ def test_paths_have_names_and_parents() -> None:
     assert isinstance(path, RemotePath)
     assert (path.name, path.parent.name, str(path / "x")) == ("step-000001", "b", "memory:///a/b/step-000001/x")
     assert place("~/x") == Path("~/x").expanduser()
+
+
+class ChecksumMismatch(Exception):
+    """As botocore's: no `OSError`, and no class that anybody could list."""
+
+
+@pytest.mark.parametrize("depth", ["manifest.json", "rank-00000.safetensors"])
+def test_what_a_library_raises_while_it_reads_is_damage(monkeypatch: pytest.MonkeyPatch, depth: str) -> None:
+    root = place(f"memory://{secrets.token_hex(4)}/checkpoints")
+    Run().save(root, 4)
+    Run().save(root, 8)
+    system = type(root._system)  # type: ignore[attr-defined]
+    cat = system.cat_file
+
+    def broken(self: Any, path: str, *arguments: Any, **options: Any) -> bytes:
+        if path.endswith(f"step-000008/{depth}"):
+            raise ChecksumMismatch("Expected checksum 1 did not match calculated checksum 2")
+        return cat(self, path, *arguments, **options)
+
+    monkeypatch.setattr(system, "cat_file", broken)
+    told: list[str] = []
+    reader = newest_readable(checkpoints(root)[::-1], told.append)
+    assert reader is not None
+    assert reader.step == 4
+    assert len(told) == 1
+    assert "step-000008 is not used" in told[0]
+    assert "ChecksumMismatch: Expected checksum" in told[0]

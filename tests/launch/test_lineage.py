@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.config import RunConfig, UserError, parse_run
-from fourfold.launch.lineage import first_step, owner_of, require_own_places, with_absolute_places
+from fourfold.config import FinalFailure, RunConfig, UserError, parse_run
+from fourfold.launch.lineage import first_step, owner_of, require_own_places, step_to_go_on_from, with_absolute_places
 from fourfold.launch.run_folder import RunFolder
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}
@@ -99,3 +99,24 @@ def test_a_start_that_is_none_is_refused(tmp_path, is_run: bool, text: str | Non
         (tmp_path / "a" / "step-000003" / "manifest.json").write_text(text)
     with pytest.raises(UserError, match=named):
         first_step(run(start_from=str(tmp_path / "a")))
+
+
+def test_a_run_goes_on_from_the_newest_manifest_that_can_be_read_and_from_no_other_version(tmp_path) -> None:
+    pytest.importorskip("torch")
+    from tests.checkpoint.ranks import Run
+
+    folder, root = stands(tmp_path / "a", run()), tmp_path / "a" / "checkpoints"
+    assert step_to_go_on_from(folder, run()) is None
+    for step in (3, 4):
+        Run(1).save(root, step)
+    assert step_to_go_on_from(folder, run()) == 4
+    manifest = root / "step-000004" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text("{")
+    assert step_to_go_on_from(folder, run()) == 3
+    manifest.write_text(text.replace('"version": 3', '"version": 2'))
+    with pytest.raises(FinalFailure, match=r"version = 2 .* to resume from step-000003"):
+        step_to_go_on_from(folder, run())
+    for path in root.glob("*/manifest.json"):
+        path.write_text("{")
+    assert step_to_go_on_from(folder, run()) == 4, "the ranks say why they do not"

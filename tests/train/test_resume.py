@@ -2,13 +2,18 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fourfold.checkpoint import read_manifest
 from fourfold.checkpoint.manifest import _digest
+from fourfold.config import FinalFailure
+from fourfold.train.resume import Resumption
 from fourfold.train.sample import generate
 from tests.support.training_ranks import start_training
 from tests.train.test_training import corpus, finish, lines, make_run
@@ -99,6 +104,67 @@ def test_without_any_that_can_be_read_it_does_not_begin_again(stopped: Path) -> 
     assert "Traceback" not in errors[0]
     assert [event["step"] for event in lines(stopped / "events.jsonl")] == [8, 4]
     assert (stopped / "metrics.jsonl").read_bytes() == metrics
+
+
+class _Alone:
+    """The context of a run of one rank."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self.store = self
+        self._text = ""
+
+    def set(self, key: str, value: str) -> None:
+        self._text = value
+
+    def get(self, key: str) -> str:
+        return self._text
+
+    def least(self, value: int) -> int:
+        return value
+
+    def tell(self, text: str, source: int) -> str:
+        return text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("b3.master"),
+        struct.error("unpack"),
+        EOFError(),
+        RecursionError("deep"),
+        AssertionError(),
+        OSError(5, "I/O"),
+    ],
+    ids=repr,
+)
+def test_no_list_of_errors_decides_what_damage_is(tmp_path: Path, error: Exception) -> None:
+    def restore(path: Path, copy: Any) -> dict[str, int]:
+        if path.name == "step-000008":
+            raise error
+        return {"step": 4, "tokens": 1, "skipped_steps": 0, "updates": 4}
+
+    told: list[tuple[int, str]] = []
+    paths = [tmp_path / "step-000008", tmp_path / "step-000004"]
+    resumption = Resumption(lambda: paths, _Alone())  # type: ignore[arg-type]
+    assert resumption.restore(restore, lambda step, problem: told.append((step, problem)))["step"] == 4
+    ((step, problem),) = told
+    assert step == 8
+    assert f"step-000008 cannot be read ({type(error).__name__}" in problem
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), FinalFailure("another version"), torch.OutOfMemoryError("CUDA")], ids=repr
+)
+def test_what_another_checkpoint_does_not_cure_passes_none_over(tmp_path: Path, error: Exception) -> None:
+    def restore(path: Path, copy: Any) -> dict[str, int]:
+        raise error
+
+    resumption = Resumption(lambda: [tmp_path / "step-000008"], _Alone())  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        resumption.restore(restore, lambda step, problem: pytest.fail("passed over"))
 
 
 def test_a_sample_comes_from_the_newest_that_can_be_read(stopped: Path, undisturbed: Path) -> None:

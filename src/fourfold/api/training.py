@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -187,7 +187,7 @@ def train_locally(
             count,
             threads_of(complete, member, here_of(count, member)),
             complete.faults,
-            lambda: max(folder.saved_steps(complete), default=ready.step),
+            lambda: max(set(folder.saved_steps(complete)) - state.refused_steps, default=ready.step),
             Watch(complete.faults, seconds, Blame(ready.resolved)),
             command=worker,
             grace_seconds=grace_seconds,
@@ -287,16 +287,26 @@ def how_it_stopped(
     """The line on a run that a signal stopped, and the command that resumes it. Raises `UserError` or `RunFailure` with the message
     of a rank that failed."""
     state.refresh()
-    saved = [step for step in folder.saved_steps(config) if step not in state.refused_steps]
+    saved = {step: path for step, path in folder.saved_checkpoints(config).items() if step not in state.refused_steps}
+    newest = _newest_readable(saved, was_saved=outcome.stopped and not outcome.killed)
     resume = "nothing was saved: the same command begins again"
-    if saved:
-        resume = f"the same command goes on from step {saved[-1]}"
+    if newest is not None:
+        resume = f"the same command goes on from step {newest}"
     elif not folder.run_file.exists():
         resume = "once the folder is back, the same command goes on"
-    elif state.refused_steps:
+    elif saved or state.refused_steps:
         resume = "when a checkpoint can be read again, the same command goes on from it"
     if outcome.stopped:
         how = "ended at once" if outcome.killed else "stopped"
         return f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}"
     kind = UserError if outcome.exit_code == 2 else RunFailure
     raise kind(f"{outcome.message}\n{resume}: {command.line()}\nlogs of the ranks: {folder.log(0).parent}")
+
+
+def _newest_readable(saved: Mapping[int, Path], was_saved: bool) -> int | None:
+    """The step of the newest checkpoint that can be read. `was_saved`: the ranks have just written the newest."""
+    if not saved or was_saved:
+        return max(saved, default=None)
+    from fourfold.checkpoint.saved_state import is_whole
+
+    return next((step for step in sorted(saved, reverse=True) if is_whole(saved[step])), None)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fourfold.checkpoint.manifest import Manifest, UnitRecord
 from fourfold.checkpoint.tensor_file import dtype_name
 from fourfold.checkpoint.unit_shard import UnitShard
-from fourfold.config import RunFailure
+from fourfold.config import FinalFailure
 
 
 def check_fits(
@@ -18,7 +18,7 @@ def check_fits(
     shards: Mapping[str, UnitShard],
     units: AbstractSet[str],
 ) -> None:
-    """Raises `RunFailure` where the checkpoint is not of this model or precision."""
+    """Raises `FinalFailure` where the checkpoint is not of this model or precision."""
     if lost := sorted(set(manifest.units) ^ units):
         where = "the checkpoint" if lost[0] in units else "this model"
         raise _other_model(path, f"{where} has no unit {lost[0]!r}")
@@ -30,14 +30,14 @@ def check_fits(
         for role, tensor in shard.tensors.items():
             dtype = dtype_name(tensor.dtype)
             if record.dtypes.get(role) != dtype:
-                raise RunFailure(
+                raise FinalFailure(
                     f"{path}: {role} of unit {unit} was saved as {record.dtypes.get(role)}, this run holds {dtype}; "
                     f"resume with the same precision.master"
                 )
 
 
 def check_extras(path: Path, manifest: Manifest, extras: Mapping[str, Tensor]) -> None:
-    """Raises `RunFailure` where an extra tensor that is asked for was not saved, or saved otherwise."""
+    """Raises `FinalFailure` where an extra tensor that is asked for was not saved, or saved otherwise."""
     for name, tensor in extras.items():
         record = manifest.extras.get(name)
         if record is None:
@@ -55,8 +55,8 @@ def _check_parameters(path: Path, unit: str, record: UnitRecord, shard: UnitShar
         raise _other_model(path, f"in unit {unit} it has {_show(theirs)} where this model has {_show(ours)}")
 
 
-def _other_model(path: Path, what: str) -> RunFailure:
-    return RunFailure(
+def _other_model(path: Path, what: str) -> FinalFailure:
+    return FinalFailure(
         f"{path} was saved by another model: {what}; resume with the run file that saved it, or state another "
         f"checkpoint.directory"
     )

@@ -15,7 +15,7 @@ from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
 from fourfold.checkpoint.digests import CHUNK_HASHES, FileDigest
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
-from fourfold.config import RunFailure
+from fourfold.config import FinalFailure
 from fourfold.config.whole_file import bounded
 
 VERSION = 3
@@ -117,37 +117,60 @@ class Manifest:
 def read_manifest(checkpoint: Path) -> Manifest:
     """Reads and checks `checkpoint/manifest.json`.
 
-    Raises `DamagedCheckpoint` when it is missing, changed, inconsistent or of another step than its folder, and another
-    `RunFailure` when another version wrote it.
+    Raises `DamagedCheckpoint` when it is missing, changed, inconsistent or of another step than its folder, and
+    `FinalFailure` when another version wrote it.
     """
-    path = checkpoint / MANIFEST
     try:
-        document = json.loads(_bounded_text(path))
+        return _read(checkpoint)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{checkpoint / MANIFEST} does not exist", _not_a_checkpoint(checkpoint)) from None
+    except _Damage as damage:
+        raise DamagedCheckpoint(f"{checkpoint / MANIFEST} {damage}", how_to_go_on(checkpoint)) from None
+    except _OtherVersion as other:
+        who = "a newer" if other.version > VERSION else "an older"
+        cure = "update it" if other.version > VERSION else how_to_go_on(checkpoint)
+        raise FinalFailure(
+            f"{checkpoint / MANIFEST}: version = {other.version} was written by {who} fourfold; allowed: {VERSION}; {cure}"
+        ) from None
+
+
+class _Damage(Exception):
+    """The words on a manifest that is not what was saved."""
+
+
+class _OtherVersion(Exception):
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+
+def _read(checkpoint: Path) -> Manifest:
+    """Raises `FileNotFoundError`, `_Damage` and `_OtherVersion`."""
+    try:
+        document = json.loads(_bounded_text(checkpoint / MANIFEST))
         signed = isinstance(document, dict) and document.pop("sha256", None) == _digest(document)
     except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path} does not exist", _not_a_checkpoint(checkpoint)) from None
+        raise
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"is not readable JSON ({error})") from None
+        raise _Damage(f"is not readable JSON ({error})") from None
     if not isinstance(document, dict):
-        raise _damaged(path, "holds no JSON object")
+        raise _Damage("holds no JSON object")
     version = document.get("version")
     if isinstance(version, int) and version != VERSION:
-        other = "a newer" if version > VERSION else "an older"
-        cure = "update it" if version > VERSION else how_to_go_on(checkpoint)
-        raise RunFailure(f"{path}: version = {version} was written by {other} fourfold; allowed: {VERSION}; {cure}")
+        raise _OtherVersion(version)
     if not signed:
-        raise _damaged(path, "was changed after it was written (its checksum does not match)")
+        raise _Damage("was changed after it was written (its checksum does not match)")
     try:
         manifest = TypeAdapter(Manifest).validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise _damaged(path, f"is malformed: {key}: {first['msg']}") from None
+        raise _Damage(f"is malformed: {key}: {first['msg']}") from None
     problem = _inconsistency(manifest)
     if problem is not None:
-        raise _damaged(path, f"is inconsistent: {problem}")
+        raise _Damage(f"is inconsistent: {problem}")
     if step_of(checkpoint) not in (None, manifest.step):
-        raise _damaged(path, f"is of step {manifest.step}: the folder was copied or renamed to {checkpoint.name}")
+        raise _Damage(f"is of step {manifest.step}: the folder was copied or renamed to {checkpoint.name}")
     return manifest
 
 
@@ -157,19 +180,24 @@ def _bounded_text(path: Path) -> bytes:
     return bounded(path, min(_MANIFEST_BYTES + _BYTES_PER_FILE * len(list(path.parent.iterdir())), _MAX_MANIFEST_BYTES))
 
 
-def _damaged(path: Path, what: str) -> DamagedCheckpoint:
-    return DamagedCheckpoint(f"{path} {what}", how_to_go_on(path.parent))
-
-
 def how_to_go_on(checkpoint: Path) -> str:
     """Tells what to do about a checkpoint that cannot be used. Every such message ends with this."""
     step = step_of(checkpoint)
     if step is None:
         return "name another checkpoint"
     earlier = [path for path in checkpoints(checkpoint.parent) if (step_of(path) or 0) < step]
+    if readable := next((path for path in reversed(earlier) if _is_readable(path)), None):
+        return f"delete the folder {checkpoint} to resume from {readable.name}"
     if earlier:
-        return f"delete the folder {checkpoint} to resume from {earlier[-1].name}"
+        return f"no earlier checkpoint can be read either; move {checkpoint.parent} away to start from step 0"
     return f"delete the folder {checkpoint}; there is no earlier checkpoint, so the run starts from step 0"
+
+
+def _is_readable(checkpoint: Path) -> bool:
+    try:
+        return _read(checkpoint) is not None
+    except (OSError, _Damage, _OtherVersion):
+        return False
 
 
 def _not_a_checkpoint(folder: Path) -> str:

@@ -14,9 +14,10 @@ from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_sli
 from fourfold.checkpoint.checked_file import CheckedFile, check_length
 from fourfold.checkpoint.digests import CHUNK_BYTES
 from fourfold.checkpoint.file_bytes import ByteSource, bytes_of, source_of
-from fourfold.checkpoint.manifest import Manifest, PartRecord, how_to_go_on
+from fourfold.checkpoint.manifest import Manifest, PartRecord, how_to_go_on, read_manifest
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import extra_name, file_metadata, tensor_name
+from fourfold.config import RunFailure
 from fourfold.model.torch_operations import torch_dtype
 
 _BLOCK_BYTES = 1 << 23
@@ -164,6 +165,18 @@ class SavedState:
             np.copyto(_numbers(out), _numbers(staged[read.part]))
         elif not direct:
             out.copy_(staged[read.part])
+
+
+def is_whole(path: Path, most_bytes: int = 1 << 30) -> bool:
+    """Whether a checkpoint can be read, as far as a look at it tells: its manifest, the length of every file and, where all have
+    `most_bytes` or fewer, every byte."""
+    try:
+        saved = SavedState(path, read_manifest(path))
+        if sum(file.size_bytes for file in saved.manifest.files.values()) <= most_bytes:
+            saved.verify_all()
+    except RunFailure:
+        return False
+    return True
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:

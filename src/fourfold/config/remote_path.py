@@ -1,11 +1,13 @@
 """A folder or object that an fsspec URL names, with the methods of `Path` that checkpoints use."""
 
+import errno
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, error_text
 
 _BLOCK_BYTES = 1 << 24
 """Size of the parts in which an object is sent."""
@@ -37,8 +39,20 @@ class StatResult:
     st_size: int
 
 
+@contextmanager
+def _answers(path: object) -> Iterator[None]:
+    """Whatever a file system or the library behind it raises (a checksum that does not match, a credential that ran out) comes as
+    the `OSError` that a disk would raise."""
+    try:
+        yield
+    except (OSError, UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, error_text(error), str(path)) from error
+
+
 class RemotePath:
-    """A path of an fsspec file system. Listings are always asked for anew: other ranks write too."""
+    """A path of an fsspec file system, whose methods raise `OSError`. Listings are always asked for anew: other ranks write too."""
 
     def __init__(self, system: Any, protocol: str, path: str) -> None:
         self._system, self._protocol, self._path = system, protocol, path.rstrip("/")
@@ -78,60 +92,65 @@ class RemotePath:
     def absolute(self) -> "RemotePath":
         return self
 
-    def exists(self) -> bool:
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Calls a method of the file system. Raises `OSError`."""
+        with _answers(self):
+            return getattr(self._system, method)(*arguments, **options)
+
+    def _look(self, method: str, **options: Any) -> Any:
+        """Asks for what is there now."""
         self._system.invalidate_cache()
-        return bool(self._system.exists(self._path))
+        return self._ask(method, self._path, **options)
+
+    def exists(self) -> bool:
+        return bool(self._look("exists"))
 
     def is_dir(self) -> bool:
-        self._system.invalidate_cache()
-        return bool(self._system.isdir(self._path))
+        return bool(self._look("isdir"))
 
     def is_file(self) -> bool:
-        self._system.invalidate_cache()
-        return bool(self._system.isfile(self._path))
+        return bool(self._look("isfile"))
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """Raises `FileNotFoundError`."""
-        self._system.invalidate_cache()
-        for path in self._system.ls(self._path, detail=False):
+        for path in self._look("ls", detail=False):
             if path.rstrip("/") != self._path:
                 yield self._at(path)
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
         self._system.invalidate_cache()
-        return (self._at(path) for path in self._system.glob(f"{self._path}/{pattern}"))
+        return (self._at(path) for path in self._ask("glob", f"{self._path}/{pattern}"))
 
     def stat(self) -> StatResult:
-        self._system.invalidate_cache()
-        return StatResult(int(self._system.info(self._path)["size"]))
+        return StatResult(int(self._look("info")["size"]))
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = True) -> None:
-        self._system.makedirs(self._path, exist_ok=True)
+        self._ask("makedirs", self._path, exist_ok=True)
 
     def open(self, mode: str = "rb", **options: Any) -> IO[bytes]:
-        return cast(IO[bytes], self._system.open(self._path, mode, block_size=_BLOCK_BYTES))
+        return cast(IO[bytes], self._ask("open", self._path, mode, block_size=_BLOCK_BYTES))
 
     def read_bytes(self) -> bytes:
-        return cast(bytes, self._system.cat_file(self._path))
+        return cast(bytes, self._ask("cat_file", self._path))
 
     def read_range(self, start: int, end: int) -> bytes:
         """Bytes [start, end), in one request."""
-        return cast(bytes, self._system.cat_file(self._path, start=start, end=end))
+        return cast(bytes, self._ask("cat_file", self._path, start=start, end=end))
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
     def write_text(self, text: str, encoding: str = "utf-8") -> None:
-        self._system.pipe_file(self._path, text.encode(encoding))
+        self._ask("pipe_file", self._path, text.encode(encoding))
 
     def unlink(self, missing_ok: bool = False) -> None:
         if not missing_ok or self.exists():
-            self._system.rm_file(self._path)
+            self._ask("rm_file", self._path)
 
     def rename(self, target: "RemotePath") -> None:
-        self._system.mv(self._path, target._path)
+        self._ask("mv", self._path, target._path)
 
     def remove_tree(self) -> None:
         """Deletes everything below."""
         if self.exists():
-            self._system.rm(self._path, recursive=True)
+            self._ask("rm", self._path, recursive=True)

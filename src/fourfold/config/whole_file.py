@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from fourfold.config.remote_path import RemotePath
+
 MAX_BYTES = 64 * 2**20
 
 
@@ -13,8 +15,11 @@ def bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a regular file. Raises `OSError`, and `ValueError` where it is none or longer than it may be."""
     if path.exists() and not path.is_file():
         raise ValueError("it is not a file")
-    with path.open("rb") as file:
-        data = file.read(max_bytes + 1)
+    if isinstance(path, RemotePath):
+        data = path.read_range(0, max_bytes + 1)
+    else:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"it is longer than {max_bytes} bytes")
     return data

@@ -1,6 +1,7 @@
 """Where a run's state goes and comes from: folders of checkpoints of its own, and the one that a new run begins from."""
 
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError, num_steps
@@ -32,6 +33,20 @@ def require_own_places(folder: RunFolder, config: RunConfig, old: RunConfig | No
     known = folder.checkpoint_roots(old) if old is not None else []
     for root in dict.fromkeys((folder.checkpoint_root(config), *known)):
         require_own(root, own, root in known)
+
+
+def step_to_go_on_from(folder: RunFolder, old: RunConfig) -> int | None:
+    """The step of the newest checkpoint whose manifest can be read; of the newest where none can, which the ranks then tell; None
+    without one. Raises `FinalFailure` where another version of fourfold wrote it."""
+    saved = folder.saved_checkpoints(old)
+    if not saved:
+        return None
+    from fourfold.checkpoint import DamagedCheckpoint, read_manifest
+
+    for step in sorted(saved, reverse=True):
+        with suppress(DamagedCheckpoint):
+            return read_manifest(saved[step]).step
+    return max(saved)
 
 
 def first_step(config: RunConfig) -> int:

@@ -11,7 +11,7 @@ from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
-from fourfold.launch.lineage import first_step, owner_of, require_own_places, with_absolute_places
+from fourfold.launch.lineage import first_step, owner_of, require_own_places, step_to_go_on_from, with_absolute_places
 from fourfold.launch.machine import (
     check_devices,
     check_files,
@@ -93,7 +93,8 @@ def prepare_run(
     has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
     require_own_places(folder, config, old if has_begun else None, owner)
     saved = folder.saved_steps(old) if old is not None else []
-    step = saved[-1] if saved else first_step(config)
+    goes_on = step_to_go_on_from(folder, old) if old is not None else None
+    step = goes_on if goes_on is not None else first_step(config)
     known = _open_existing(folder)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
     resolved = resolve_run(config, ranks, vocab_size, transport)

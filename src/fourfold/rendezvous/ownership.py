@@ -123,13 +123,10 @@ def _take(root: Path, own: Owner, is_known: bool, held: ExitStack) -> None:
         file.write_text(_text(own), encoding="utf-8")
         require_own(root, own)  # of two at once one sees the other's
     else:
-        lock = held.enter_context(file.open("a+b"))
-        held.enter_context(_locked(lock.fileno(), root))
+        held.enter_context(_locked(file, root))
         if not is_new:
             require_own(root, own, is_known)
-        lock.truncate(0)
-        lock.write(_text(own).encode())
-        lock.flush()
+        file.write_text(_text(own), encoding="utf-8")
     if is_new:
         held.callback(_take_back, file, own)
 
@@ -193,16 +190,26 @@ def _text(own: Owner) -> str:
 
 
 @contextmanager
-def _locked(descriptor: int, root: Path) -> Iterator[None]:
-    """Holds the lock, which ends with the process. Raises `UserError` where another launch holds it."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = _parse(_read(root / OWNER)) or NOBODY
-        raise UserError(
-            f"checkpoint.directory = {root}: is in use by the run in {owner.folder or 'another folder'}, which is in progress; "
-            f"what works: a folder of its own for each run"
-        ) from None
-    except OSError:  # a file system without locks: every save looks again
-        pass
+def _locked(file: Path, root: Path) -> Iterator[None]:
+    """Makes the file where it is missing, and holds its lock, which ends with the process. Raises `OSError`, and `UserError` where
+    another launch holds it."""
+    for mode in (os.O_RDONLY, os.O_RDWR):  # NFS locks what is open for writing alone; that keeps a local disk busy
+        descriptor = os.open(file, mode | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            owner = _parse(_read(root / OWNER)) or NOBODY
+            raise UserError(
+                f"checkpoint.directory = {root}: is in use by the run in {owner.folder or 'another folder'}, which is in progress; "
+                f"what works: a folder of its own for each run"
+            ) from None
+        except OSError:  # or a file system without locks: every save looks again
+            os.close(descriptor)
+            continue
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+        return
     yield

@@ -5,9 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from fourfold.checkpoint import DamagedCheckpoint, step_of
 from fourfold.checkpoint.folders import step_folder
-from fourfold.config import FinalFailure
+from fourfold.config import FinalFailure, UserError
+from fourfold.config.errors import error_text
 from fourfold.config.remote_path import place
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.session import RankContext
@@ -15,6 +19,10 @@ from fourfold.train.session import RankContext
 Restore = Callable[[Path, MemoryCopy | None], dict[str, Any]]
 """Fills this rank's tensors from a checkpoint, or a copy in memory, and returns what was saved beside them. Raises
 `DamagedCheckpoint`."""
+
+
+_NO_DAMAGE = (UserError, MemoryError, torch.OutOfMemoryError, dist.DistError)
+"""Errors of the run, the machine and other ranks, which another checkpoint does not cure."""
 
 
 class Resumption:
@@ -70,6 +78,10 @@ class Resumption:
             check_info(path, info)
         except DamagedCheckpoint as error:
             problem = error.problem
+        except _NO_DAMAGE:
+            raise
+        except Exception as error:  # what a reader that meets other bytes than it expects may raise is not one class
+            problem = f"{path} cannot be read ({error_text(error)})"
         context = self._context
         failed = context.least(context.rank if problem else context.world_size)
         return (info, "") if failed == context.world_size else (None, context.tell(problem, failed))

@@ -27,7 +27,7 @@ from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
 from fourfold.checkpoint.folders import MANIFEST
 from fourfold.checkpoint.unit_shard import balance_bias_extra
-from fourfold.config import RunConfig, RunFailure, load_run
+from fourfold.config import FinalFailure, RunConfig, load_run
 from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
@@ -197,10 +197,10 @@ def restore(
     sources: Mapping[str, ByteSource] | None = None,
 ) -> dict[str, Any]:
     """Fills the units and biases from a checkpoint and returns what was saved beside them. `manifest`, `sources`: of a state in
-    memory. Raises `RunFailure` for the state of another optimizer."""
+    memory. Raises `FinalFailure` for the state of another optimizer."""
     saved, own = (manifest or read_manifest(path)).info.get(_OPTIMIZER), view.spec.optimizer.name
     if saved != own:
-        raise RunFailure(
+        raise FinalFailure(
             f"{path} was saved with optimizer.name = {saved!r}, this run has {own!r}; set optimizer.name = {saved!r} to resume "
             f"it, or take its weights alone: model.initial = a folder that fourfold export wrote"
         )
