@@ -63,7 +63,8 @@ def test_a_machine_that_comes_back_takes_part_again(run_file: Path, undisturbed,
         with on_machines(run_file, out, machine=1, port=port) as other:
             assert leader.finish() == 0, leader.printed
             assert other.finish() == 0, other.printed
-        assert leader.events("failure")
+        named = [(event["rank"], event["cause"]) for event in leader.events("failure")]
+        assert named == [(1, "machine")], "rank 0 alone was there to notice"
         assert left_by(out) == undisturbed
 
 

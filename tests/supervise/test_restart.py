@@ -70,6 +70,17 @@ def test_a_fault_that_recurs_stops_the_run_with_its_first_cause(run_file, tmp_pa
         assert "goes on from step 5" in run.printed
 
 
+@pytest.mark.parametrize("fault", [pytest.param("leave3", marks=pytest.mark.rest), "thread3"])
+def test_an_exit_code_of_a_library_is_no_request_to_stop(run_file, undisturbed, tmp_path, fault: str) -> None:
+    """3 is the code of a rank that saved and stopped because it was asked to. This one was not, and says nothing."""
+    with Supervised(run_file, tmp_path / "run", fault=f"{fault}:1:7:1") as run:
+        assert run.finish() == 0, run.printed
+        (failure,) = run.events("failure")
+        assert (failure["rank"], failure["cause"], failure["step"]) == (1, "left", 7)
+        assert "rank 1 ended with exit code 3 in mid-run" in failure["message"]
+        assert left_by(run.out) == undisturbed
+
+
 @pytest.mark.faults
 def test_a_fault_that_does_not_recur_is_survived(run_file, undisturbed, tmp_path) -> None:
     with Supervised(run_file, tmp_path / "run", fault="exit:1:7:2") as run:

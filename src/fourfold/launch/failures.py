@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.config.errors import open_files_advice
+from fourfold.train.last_words import LastWords
 
 _NOTICED = re.compile(
     r"connection (was |is )?(closed|reset|refused|lost|aborted)|(closed|reset) by peer|broken pipe|socket (is )?closed|"
@@ -17,7 +18,7 @@ _NOTICED = re.compile(
 )
 _TAIL_LINES = 6
 _TAIL_BYTES = 1 << 16
-_MARK = "error: "
+_MARK, _TRACEBACK = "error: ", "Traceback (most recent call last):"
 MISTAKEN, FINAL = 2, 4
 """Exit codes of a worker: a mistake in the run, and a failure that would come again."""
 
@@ -25,8 +26,9 @@ MISTAKEN, FINAL = 2, 4
 @dataclass(frozen=True)
 class RankFailure:
     """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
-    `killed` by a signal, out of `memory`, `server` (what forks ranks ended), `exit`, `log` that cannot be written, too few open
-    `files`, or a watch's word. `instruction`: where, as far as it is known. `still_seconds`: how long the rank had stood still."""
+    `killed` by a signal, out of `memory`, `server` (what forks ranks ended), `exit`, `left` in mid-run without a word, `log` that
+    cannot be written, too few open `files`, or a watch's word. `instruction`: where, as far as it is known. `still_seconds`: how
+    long the rank had stood still."""
 
     rank: int
     exit_code: int
@@ -43,7 +45,12 @@ class RankFailure:
     @property
     def is_final(self) -> bool:
         """Whether ranks that are started again would meet it again: a mistake in the run, divergence, a full disk."""
-        return self.exit_code in (MISTAKEN, FINAL) or self.cause in ("log", "files")
+        return self.is_mistake or (self.exit_code == FINAL and self.cause != "left") or self.cause in ("log", "files")
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the rank found a mistake in the run. An exit code of which the rank itself said nothing means nothing."""
+        return self.exit_code == MISTAKEN and self.cause != "left"
 
 
 _LESS_MEMORY = "smaller microbatches, more recompute or a higher layout.zero"
@@ -75,22 +82,27 @@ def describe_signal(who: str, number: int, out_of_memory: bool | None, log: Path
 
 
 def describe_failure(
-    rank: int, exit_code: int, log: Path, since: int = 0, out_of_memory: bool | None = None
+    rank: int,
+    exit_code: int,
+    log: Path,
+    since: int = 0,
+    out_of_memory: bool | None = None,
+    words: LastWords | None = None,
 ) -> RankFailure:
-    """The failure of a rank that ended with `exit_code`, in the words of its log from byte `since` on. `out_of_memory`: as
-    `describe_signal` has it."""
+    """The failure of a rank that ended with `exit_code`, in its own last words, or those of its log from byte `since` on where
+    it is a program that has none. `out_of_memory`: as `describe_signal` has it."""
     if exit_code == -signal.SIGABRT and (cure := open_files_advice(log_tail(log, since))) is not None:
         text = f"rank {rank}: compiled code gave up: Too many open files; {cure}"
         return RankFailure(rank, exit_code, text, "files")
     if exit_code < 0:
         cause = "memory" if exit_code == -signal.SIGKILL and out_of_memory else "killed"
         return RankFailure(rank, exit_code, describe_signal(f"rank {rank}", -exit_code, out_of_memory, log), cause)
+    if words is not None and words.code == exit_code != 0:
+        return RankFailure(rank, exit_code, words.message)
     text = log_tail(log, since)
-    stated = text.rpartition("\n" + _MARK)[2] if "\n" + _MARK in "\n" + text else ""
-    if text.startswith(_MARK) and "\n" + _MARK not in text:
-        stated = text.removeprefix(_MARK)
-    if stated.strip():
-        return RankFailure(rank, exit_code, stated.strip())
+    stated = "" if words is not None else _stated(text)
+    if stated:
+        return RankFailure(rank, exit_code, stated)
     if (reason := _cannot_be_written(log)) is not None:
         return RankFailure(
             rank,
@@ -100,12 +112,17 @@ def describe_failure(
             "log",
         )
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
-    if exit_code == 0:
-        return RankFailure(
-            rank, exit_code, f"rank {rank} ended with exit code 0 in mid-run, as after os._exit(0); its log: {log}"
-        )
+    if exit_code == 0 or words is not None:
+        how = f"rank {rank} ended with exit code {exit_code} in mid-run, as after os._exit({exit_code}); its log: {log}"
+        return RankFailure(rank, exit_code, how, "left")
     log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
     return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
+
+
+def _stated(text: str) -> str:
+    """The message at the end of a log; empty where an exception came after it, or there is none."""
+    _, mark, stated = ("\n" + text).rpartition("\n" + _MARK)
+    return stated.strip() if mark and _TRACEBACK not in stated else ""
 
 
 def _cannot_be_written(log: Path) -> str | None:
@@ -139,4 +156,4 @@ def summarize(failures: Iterable[RankFailure]) -> tuple[str, int]:
     seen = list(failures)
     causes = [failure for failure in seen if not failure.only_noticed] or seen[:1]
     messages = list(dict.fromkeys(failure.message for failure in causes))
-    return "\n".join(messages), 2 if causes[0].exit_code == MISTAKEN else 1
+    return "\n".join(messages), 2 if causes[0].is_mistake else 1

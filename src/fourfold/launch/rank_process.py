@@ -127,6 +127,7 @@ class ForkServer:
             if "exit_code" in message:
                 self._exit_codes[message["pid"]] = message["exit_code"]
             elif "pid" in message:
+                self._exit_codes.pop(message["pid"], None)  # of a rank before, whose number was given again
                 self._started.append(message["pid"])
             timeout = 0.0
         return True

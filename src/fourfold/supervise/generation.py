@@ -39,6 +39,10 @@ class Generation:
     def alive(self) -> bool:
         return any(part.alive() for part in self._parts)
 
+    def misses_somebody(self) -> bool:
+        """Whether a machine with ranks that should live says nothing, and is not yet given up."""
+        return any(part.alive() and part.machine.is_missed for part in self._others)
+
     def collect(self) -> None:
         """Notes ranks that have ended."""
         for number, part in enumerate(self._parts):

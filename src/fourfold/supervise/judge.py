@@ -13,7 +13,7 @@ from fourfold.launch.kept_files import KeptFiles
 from fourfold.launch.processes import FINISHED, STOPPED
 from fourfold.launch.run_folder import RunFolder
 from fourfold.rendezvous.fence import newest_fence
-from fourfold.runtime.progress import STARTING, read_positions
+from fourfold.runtime.progress import STARTING
 from fourfold.supervise.blame import Blame
 from fourfold.supervise.budget import RestartBudget
 from fourfold.supervise.fleet import Fleet
@@ -26,7 +26,8 @@ from fourfold.train.metrics import append_event
 _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.05
 _ECHO_SECONDS = 1.0
-"""How long a rank that lost its connection is taken for an echo of a failure still to come."""
+"""How long a rank that lost its connection is taken for an echo of a failure still to come; where a machine says nothing, until
+that is judged."""
 _FENCE_SECONDS = 1.0
 _GONE_SECONDS = 5.0
 """How long the run's folder may be away: a network's file system may lose it for a moment."""
@@ -106,7 +107,8 @@ class Judge:
             if generation.failures and not restarts and not generation.is_ending:
                 echo_since = echo_since or time.monotonic()
                 is_known = any(not failure.only_noticed for failure in generation.failures)
-                if is_known or time.monotonic() - echo_since > _ECHO_SECONDS:
+                waited = time.monotonic() - echo_since
+                if is_known or (waited > _ECHO_SECONDS and not generation.misses_somebody()):
                     restarts = self._judge(generation, number, places)
                     if restarts:
                         generation.kill()
@@ -192,8 +194,8 @@ class Judge:
             return False
         cause = _cause(generation.failures)
         self.last_message = cause.message
-        positions = read_positions(self._folder.path)
-        place = positions[cause.rank] if cause.rank < len(positions) and positions[cause.rank].pid else None
+        seen = generation.observe()
+        place = seen[cause.rank].position if cause.rank < len(seen) and seen[cause.rank].position.pid else None
         saved = self.newest()
         step, index = (place.step, place.counter) if place is not None and place.kind != STARTING else (None, 0)
         again = self._budget.allows(step, saved, cause.message) and not cause.is_final

@@ -13,6 +13,8 @@ from fourfold.supervise.messages import ORDER, REPORT, Action, Order, Report, or
 from fourfold.supervise.observation import Observation
 
 _FRESH_SECONDS = 1.0
+_OVERDUE_SECONDS = 0.5
+"""Five reports."""
 _LOST = -9
 """The exit code of a rank of which nothing is known any more."""
 
@@ -50,6 +52,11 @@ class Machine:
                 )
             self._lives.append(report.life)
         self.report, self.silent = report, 0.0
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether reports are overdue, and it is not lost yet."""
+        return _OVERDUE_SECONDS < self.silent <= self._limit
 
     @property
     def is_lost(self) -> bool:

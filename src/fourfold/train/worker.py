@@ -16,8 +16,9 @@ from pathlib import Path
 from types import FrameType
 
 from fourfold.config import FinalFailure, RunFailure, UserError
-from fourfold.config.errors import open_files_advice
+from fourfold.config.errors import error_text, open_files_advice
 from fourfold.runtime.allocator import keep_freed_memory
+from fourfold.train.last_words import LastWordsFile
 
 TRACEBACKS = signal.SIGUSR2
 FINISHED, FAILED, MISTAKEN, STOPPED, FINAL = range(5)
@@ -28,23 +29,31 @@ _WITHOUT_CURE = frozenset(
 
 
 def run_worker(out: Path) -> int:
-    """Trains as one rank of the run in `out`; returns the exit code. Messages go to standard error."""
+    """Trains as one rank of the run in `out`; returns the exit code. Messages go to standard error, and the last to the file of
+    last words."""
+    words = LastWordsFile(out, int(os.environ.get("RANK", "0")))
+
+    def end(code: int, message: str) -> int:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        return words.say(code, message)
+
+    who = f"rank {os.environ.get('RANK')}"
     try:
-        return _train(out)
+        return words.say(_train(out))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
+        code = _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
+        return end(code, str(error))
     except OSError as error:
         file = error.filename2 or error.filename or out
-        print(f"error: {file}: {error.strerror or error}{_advice(error)}", file=sys.stderr, flush=True)
-        return _failed(error.errno in _WITHOUT_CURE)
+        return end(_failed(error.errno in _WITHOUT_CURE), f"{file}: {error.strerror or error}{_advice(error)}")
     except SystemExit as error:
-        print(f"error: rank {os.environ.get('RANK')}: sys.exit({error.code!r}) in mid-run", file=sys.stderr, flush=True)
-        return FAILED
+        return end(FAILED, f"{who}: sys.exit({error.code!r}) in mid-run")
     except (RuntimeError, MemoryError) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"error: rank {os.environ.get('RANK')}: {message}{_advice(error)}", file=sys.stderr, flush=True)
-        return _failed(open_files_advice(error) is not None)
+        return end(_failed(open_files_advice(error) is not None), f"{who}: {message}{_advice(error)}")
+    except Exception as error:
+        words.say(FAILED, f"{who}: {error_text(error)}; its calls are in {out / 'logs'}")
+        raise
 
 
 def try_device(out: Path) -> int:

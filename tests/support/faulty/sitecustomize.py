@@ -12,6 +12,7 @@ import resource
 import signal
 import struct
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,11 @@ def fail(kind: str) -> None:
             sys.exit(0)
         case "leave":
             os._exit(0)
+        case "leave3":
+            os._exit(3)
+        case "thread3":
+            threading.Thread(target=os._exit, args=(3,)).start()
+            time.sleep(1e6)
         case "error":
             raise KeyError("a defect in the data reader")
         case "sleep":
@@ -123,7 +129,21 @@ def install() -> None:
             time.sleep(0.05)
         elif what == "crawl" and os.environ.get("RANK") == rank and crawls(at):
             time.sleep(0.1)
-        elif kind := due(at, "exit", "leave", "error", "sleep", "gil", "fifo", "memory", "disk", "sockets", "starve"):
+        elif kind := due(
+            at,
+            "exit",
+            "leave",
+            "leave3",
+            "thread3",
+            "error",
+            "sleep",
+            "gil",
+            "fifo",
+            "memory",
+            "disk",
+            "sockets",
+            "starve",
+        ):
             fail(kind)
         elif due(at, "stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
