@@ -165,7 +165,13 @@ def test_an_unsound_program_is_refused(here, monkeypatch) -> None:
 
 
 def test_under_another_launcher_ranks_must_agree(here, monkeypatch) -> None:
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="2 ranks were started"):
         train("finish", ranks=3)

@@ -4,6 +4,7 @@ import pytest
 
 from fourfold.config import RunConfig, UserError, parse_run
 from fourfold.launch.external import member_of, start_token, with_master
+from fourfold.launch.shares import all_ranks, here_of
 
 TORCHRUN = {
     "RANK": "3",
@@ -125,6 +126,44 @@ def test_machines_are_read(environment: dict[str, str]) -> None:
     assert member is not None
     assert (member.index, member.count, member.slots, member.master_address) == (1, 2, None, "10.0.0.1")
     assert member.master_port == 29511
+
+
+PODS = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511"}
+
+
+def test_a_pytorchjob_counts_pods_each_of_which_starts_its_own_ranks() -> None:
+    pod = member_of(PODS)
+    assert pod is not None
+    assert (pod.index, pod.count, pod.slots, pod.local_index) == (1, 2, None, 0)
+    assert (pod.master_address, pod.master_port) == ("10.0.0.1", 29511)
+    assert all_ranks(run(), 2, pod) == 4
+    assert here_of(4, pod) == 2
+
+
+def test_a_pytorchjob_of_one_pod_is_one_machine() -> None:
+    assert member_of({**PODS, "RANK": "0", "WORLD_SIZE": "1"}) is None
+
+
+@pytest.mark.parametrize("key", ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"])
+def test_a_launcher_of_ranks_says_which_one_of_its_machine_each_is(key: str) -> None:
+    rank = member_of({**PODS, key: "1"})
+    assert rank is not None
+    assert (rank.index, rank.count, rank.slots) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"NNODES": "4", "NODE_RANK": "3"}, {"PET_NNODES": "4", "PET_NODE_RANK": "3"}], ids=str
+)
+def test_numbers_of_machines_go_before_those_of_pods(changes: dict[str, str]) -> None:
+    member = member_of({**PODS, **changes})
+    assert member is not None
+    assert (member.index, member.count) == (3, 4)
+
+
+@pytest.mark.parametrize("change", [{"RANK": "x"}, {"RANK": "2"}, {"WORLD_SIZE": "0"}, {"WORLD_SIZE": "2 "}], ids=str)
+def test_malformed_numbers_of_pods_are_named(change: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=next(iter(change))):
+        member_of({**PODS, **change})
 
 
 def test_flags_go_before_the_environment() -> None:

@@ -45,11 +45,12 @@ class Member:
 
 def member_of(environment: Mapping[str, str], nodes: int | None = None, node_rank: int | None = None) -> Member | None:
     """Reads the member from flags and NODE_RANK, NNODES, torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID, SLURM_NTASKS); None
-    where this machine is the only one.
+    where this machine is the only one. RANK and WORLD_SIZE count machines, as the pods of a PyTorchJob, where nothing says which rank
+    of its machine a process is.
 
     A batch script of Slurm is not one of its tasks, nor is a task that is alone. Raises `UserError` for malformed values.
     """
-    if nodes is None and "RANK" in environment and "WORLD_SIZE" in environment:
+    if nodes is None and _is_told(environment, _RANKS) and any(environment.get(key) for key in _OF_A_RANK):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         here, cpus = _number(environment, "LOCAL_WORLD_SIZE", 0), 0
         launch = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
@@ -62,9 +63,7 @@ def member_of(environment: Mapping[str, str], nodes: int | None = None, node_ran
         launch = (*_SLURM_LAUNCH, "")
     else:
         return _of_machines(environment, nodes, node_rank)
-    index, count = _number(environment, names[0]), _number(environment, names[1])
-    if index >= count:
-        raise UserError(f"{names[0]} = {index} in the environment must be below {names[1]} = {count}")
+    index, count = _index_and_count(environment, names[0], names[1])
     return Member(
         index=index,
         count=count,
@@ -80,6 +79,20 @@ def member_of(environment: Mapping[str, str], nodes: int | None = None, node_ran
     )
 
 
+def _index_and_count(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
+    index, count = (_number(environment, name) for name in names)
+    if index >= count:
+        raise UserError(f"{names[0]} = {index} in the environment must be below {names[1]} = {count}")
+    return index, count
+
+
+def _is_told(environment: Mapping[str, str], names: Sequence[str]) -> bool:
+    return all(name in environment for name in names)
+
+
+_RANKS = ("RANK", "WORLD_SIZE")
+_OF_A_RANK = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+"""Variables of launchers that start a process for each rank."""
 _COUNTS = ("NNODES", "PET_NNODES")
 _INDICES = ("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID")
 _SLURM_LAUNCH = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
@@ -91,6 +104,10 @@ def _of_machines(environment: Mapping[str, str], nodes: int | None, node_rank: i
     indices = [key for key in _INDICES if environment.get(key)]
     if nodes is None and counts and indices:
         nodes = _number(environment, counts[0])
+    elif nodes is None and node_rank is None and _is_told(environment, _RANKS):
+        node_rank, nodes = _index_and_count(environment, *_RANKS)
+        if nodes == 1:
+            return None
     if nodes is None:
         if node_rank is not None:
             raise UserError(f"--node-rank {node_rank} without --nodes; a value that works: --nodes 2")
