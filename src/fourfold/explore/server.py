@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from fourfold.explore.guard import Guard
 from fourfold.explore.pool import Superseded, WorkerPool
 from fourfold.explore.run import KEYS, RunAnswers
 from fourfold.explore.setup import Malformed
+from fourfold.launch.machine import num_cores
 from fourfold.report.page_file import DIST as PAGE
 
 SEARCH = "plan"
@@ -40,7 +40,7 @@ class Settings:
     port: int = 4404
     token: str | None = None
     run: Path | None = None
-    workers: int = max(WARM, min(4, os.cpu_count() or 1))
+    workers: int = max(WARM, min(4, num_cores()))
 
     @property
     def hosts(self) -> set[str]:

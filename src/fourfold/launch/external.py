@@ -45,8 +45,8 @@ class Member:
 
 def member_of(environment: Mapping[str, str], nodes: int | None = None, node_rank: int | None = None) -> Member | None:
     """Reads the member from flags and NODE_RANK, NNODES, torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID, SLURM_NTASKS); None
-    where this machine is the only one. RANK and WORLD_SIZE count machines, as the pods of a PyTorchJob, where nothing says which rank
-    of its machine a process is.
+    where this machine is the only one. RANK and WORLD_SIZE count machines, as the pods of a PyTorchJob, where nothing says which
+    rank of its machine a process is.
 
     A batch script of Slurm is not one of its tasks, nor is a task that is alone. Raises `UserError` for malformed values.
     """

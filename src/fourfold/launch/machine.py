@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fourfold.config import RunConfig, UserError
 from fourfold.config.errors import group_files, require_files
+from fourfold.launch.control_group import cpu_limit, memory_limit
 from fourfold.program.spec import Transport
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _DRIVER_SECONDS = 20.0
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def require_packages(command: str, *names: str, extra: str = "train") -> None:
@@ -68,17 +68,12 @@ def check_files(world_size: int, transport: Transport) -> None:
 
 
 def memory_bytes() -> int | None:
-    """RAM that this process may use: the machine's, or its container's limit where that is lower; None if unknown."""
+    """RAM that this process may use: the machine's, or the limit of its control groups where that is lower; None if unknown."""
     try:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (ValueError, OSError, AttributeError):
-        return None
-    for path in _CGROUP_LIMITS:
-        try:
-            limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # no such limit: the file is missing or says "max"
-            continue
-    return min(limits)
+        limits = []
+    return min((each for each in (*limits, memory_limit()) if each is not None), default=None)
 
 
 def device_memory_bytes() -> int | None:
@@ -99,9 +94,10 @@ def oom_kills() -> int | None:
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
-    available = getattr(os, "sched_getaffinity", None)
-    return len(available(0)) if available is not None else os.cpu_count() or 1
+    """Cores that this process may use: those that it may run on, or as many whole ones as its control groups give it time of."""
+    available, quota = getattr(os, "sched_getaffinity", None), cpu_limit()
+    cores = len(available(0)) if available is not None else os.cpu_count() or 1
+    return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def busy_cores(seconds: float = 0.3, stat: Path = Path("/proc/stat")) -> float | None:
