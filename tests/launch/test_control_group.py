@@ -9,7 +9,7 @@ from fourfold.launch.control_group import cpu_limit, memory_limit
 
 
 def process(tmp_path: Path, groups: str, mounts: list[tuple[str, str, str]]) -> Path:
-    """A folder as /proc/self: `groups` its file `cgroup`; `mounts`: (top group, folder in `tmp_path`, `v2` or controllers of v1)."""
+    """A folder as /proc/self: `groups` its file `cgroup`; `mounts`: (top group, folder in `tmp_path`, `v2` or a controller)."""
     (tmp_path / "cgroup").write_text(groups)
     lines = ["23 1 0:21 / /proc rw,relatime - proc proc rw"]
     for root, folder, kind in mounts:

@@ -1,0 +1,33 @@
+"""Warnings of a learning rate that a run does not reach, or leaves in a leap: phases of its schedule that do not fit its steps."""
+
+from collections.abc import Iterator
+
+from fourfold.config import RunConfig, num_steps
+
+
+def rate_warnings(config: RunConfig) -> Iterator[str]:
+    """One line each, with values that fit. Steps count from 0, as in `learning_rate`."""
+    section, steps = config.optimizer, num_steps(config)
+    warmup, lr = section.warmup_steps, section.lr
+    stated = f"warning: optimizer.warmup_steps = {warmup} of a run of {steps} steps:"
+    if warmup > steps:
+        share = steps / warmup
+        yield (
+            f"{stated} the run ends within its warm-up, and its highest learning rate is {lr * share:g}, {share:.3g} of "
+            f"optimizer.lr; what works: optimizer.warmup_steps={max(1, steps // 10)}"
+        )
+    elif section.schedule == "wsd" and warmup > steps - (decay := max(1, round(section.decay_fraction * steps))):
+        fraction = int((steps - warmup) / steps * 10**4) / 10**4
+        works = [f"optimizer.warmup_steps={steps - decay}"] if decay < steps else []
+        works += [f"optimizer.decay_fraction={fraction:g}"] if round(fraction * steps) else []
+        yield (
+            f"{stated} warm-up and the final decay over {decay} steps (optimizer.decay_fraction = {section.decay_fraction:g}) "
+            f"overlap, and "
+            f"the learning rate leaps where the one ends; what works: "
+            f"{' or '.join(works) or f'optimizer.warmup_steps={steps // 10} optimizer.decay_fraction=0.2'}"
+        )
+    elif section.schedule == "cosine" and warmup >= max(1, steps - 1) and section.min_lr_ratio < 1:
+        yield (
+            f"{stated} warm-up leaves no step for the decay, and the run ends at its highest learning rate, {lr:g}; what works: "
+            f"optimizer.warmup_steps={steps // 10}"
+        )
