@@ -73,7 +73,8 @@ class OptimizerSection(Section):
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """Learning rate after warm-up: `cosine` decay to the end, `wsd` (constant, then linear decay), or `constant`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up from 0. Where they do not fit the run's steps, or the final decay, `fourfold train` says so at the start."""
+    """Steps of linear warm-up from 0. Where they do not fit the run's steps or the final decay, `fourfold train` says so at the
+    start."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """`wsd`: share of all steps, at the end, over which the learning rate falls."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fourfold.config import RunConfig, UserError, dump_run
-from fourfold.rendezvous.server import LOOPBACK, loopback_interface
+from fourfold.rendezvous.addresses import loopback, loopback_interface
 
 _BASE_PORT, _LAST_PORT = 20000, 65535
 
@@ -40,7 +40,7 @@ class Member:
     def environment(self) -> dict[str, str]:
         """The variables by which this member's ranks find the others."""
         own = loopback_interface() if self.is_alone else {}
-        return {**own, "MASTER_ADDR": LOOPBACK if self.is_alone else self.master_address}
+        return {**own, "MASTER_ADDR": loopback() if self.is_alone else self.master_address}
 
 
 def member_of(environment: Mapping[str, str], nodes: int | None = None, node_rank: int | None = None) -> Member | None:
@@ -182,7 +182,7 @@ def _first_host(environment: Mapping[str, str]) -> str:
     """The node of Slurm's task 0: `gpu[07-09,12]-ib,login` -> `gpu07-ib`."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     match = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0]) if match else "127.0.0.1"
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0]) if match else loopback()
 
 
 def _tasks_on_node(environment: Mapping[str, str]) -> int:

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 
 from fourfold.launch.external import Member
 from fourfold.launch.run_folder import RunFolder
-from fourfold.rendezvous.server import LOOPBACK, StoreServer
+from fourfold.rendezvous.addresses import loopback
+from fourfold.rendezvous.server import StoreServer
 
 _FILE = ".rendezvous"
 """Port and secret, which the user of this run alone can read."""
@@ -47,7 +48,7 @@ def listening_hosts(member: Member) -> list[str]:
     """Loopback where all ranks are on this machine; else the address given. Where that is loopback here, though ranks elsewhere
     know it by another name, this machine's own name too."""
     if member.is_alone:
-        return [LOOPBACK]
+        return [loopback()]
     hosts = [member.master_address]
     if _is_loopback(hosts[0]) and not _is_loopback(socket.gethostname()):
         hosts.append(socket.gethostname())

@@ -1,17 +1,14 @@
 """The store's server: one thread, which listens on the addresses given and on no other."""
 
 import asyncio
-import fcntl
-import os
 import socket
-import struct
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice, shortened
+from fourfold.rendezvous.addresses import LOOPBACKS, loopback
 from fourfold.rendezvous.frames import (
     CHALLENGE_BYTES,
     FROM_CLIENT,
@@ -28,8 +25,6 @@ from fourfold.rendezvous.frames import (
 )
 from fourfold.rendezvous.values import Values
 
-LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915
 _HANDSHAKE_SECONDS = 10.0
 _MAX_STRANGERS = 256
 """Connections that have yet to prove that they know the secret; one more is closed at once."""
@@ -38,10 +33,12 @@ _MAX_STRANGERS = 256
 class StoreServer:
     """Keys and values of one run. Listens from the start; answers after `start`, so that a launcher may fork in between.
 
-    `hosts`: names or addresses of this machine. `port` 0: any free one; where the port asked for is taken, any free one too.
+    `hosts`: names or addresses of this machine, by default its loopback. `port` 0: any free one; where the port
+    asked for is taken, any free one too.
     """
 
-    def __init__(self, hosts: Sequence[str] = (LOOPBACK,), port: int = 0) -> None:
+    def __init__(self, hosts: Sequence[str] = (), port: int = 0) -> None:
+        hosts = hosts or (loopback(),)
         self.secret = new_secret()
         self._sockets = [_listen(hosts[0], port)]
         self.host, self.port = hosts[0], int(self._sockets[0].getsockname()[1])
@@ -155,29 +152,6 @@ class _Peer(asyncio.Protocol):
         self._transport.write(self._codec.encode(fields))
 
 
-def interface_to(address: str) -> dict[str, str]:
-    """The variable that makes gloo listen on the interface by which this machine reaches an address: left to itself it takes the
-    one that the machine's name resolves to. Empty where that is not known; a person's own setting stands."""
-    key = "GLOO_SOCKET_IFNAME"
-    with suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing: it asks the kernel for the way
-        own = socket.inet_aton(probe.getsockname()[0])
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an address
-                request = struct.pack("256s", name.encode()[:15])
-                if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == own:
-                    return {key: os.environ.get(key, name)}
-    return {}
-
-
-def loopback_interface() -> dict[str, str]:
-    """The variables that keep gloo's and NCCL's own sockets on this machine, where all ranks are on it; a person's own settings
-    stand."""
-    name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    keys = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name is not None else ()
-    return {key: os.environ.get(key, str(name)) for key in keys}
-
-
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -193,6 +167,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         if (cure := open_files_advice(error)) is not None:
             raise RunFailure(f"{host}: cannot listen ({error}); {cure}") from None
+        if host in LOOPBACKS:
+            raise RunFailure(
+                f"{host}: the run's ranks cannot meet at this address ({error}): this machine's loopback interface has neither "
+                f"127.0.0.1 nor ::1; what works: ip link set lo up, and ip addr add 127.0.0.1/8 dev lo"
+            ) from None
         raise RunFailure(
             f"{shortened(host)[1:-1]}: the run's ranks cannot meet at this address ({error}); it must be one of this machine, "
             f"which starts rank 0; what works: export MASTER_ADDR=ADDRESS with the address at which the others reach it"

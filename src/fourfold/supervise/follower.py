@@ -21,9 +21,9 @@ from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import ForkServer
 from fourfold.launch.rendezvous_file import find_store
 from fourfold.launch.run_folder import LOGS, RunFolder
+from fourfold.rendezvous.addresses import loopback
 from fourfold.rendezvous.connection import Connection
 from fourfold.rendezvous.frames import SECRET, BrokenFrame
-from fourfold.rendezvous.server import LOOPBACK
 from fourfold.rendezvous.values import OK
 from fourfold.supervise.messages import JOINED, ORDER, REPORT, Order, Report, order_key, report_key
 from fourfold.supervise.observation import observe
@@ -237,7 +237,7 @@ class _Follower:
             self.kill()
             self._ranks, self._store = None, found
             self.report = replace(self.report, obeyed=0)
-        host = LOOPBACK if self._member.is_alone else self._member.master_address
+        host = loopback() if self._member.is_alone else self._member.master_address
         self._connection = Connection(host, *found, _TRY_SECONDS)
         self._connection.ask([b"append", JOINED.encode(), b"%d," % self._member.index], _TRY_SECONDS)
 

@@ -22,8 +22,9 @@ from fourfold.launch.rank_process import CommandSpawner, ForkServer, Spawner
 from fourfold.launch.rendezvous_file import announced, open_store
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.sizes import RunSizes
+from fourfold.rendezvous.addresses import interface_to, loopback_interface
 from fourfold.rendezvous.fence import raise_fence
-from fourfold.rendezvous.server import StoreServer, interface_to, loopback_interface
+from fourfold.rendezvous.server import StoreServer
 from fourfold.runtime.memory_file import PLACE, MemoryFile, open_memory
 from fourfold.runtime.progress import ENDED, FILES, clear_positions, read_positions
 from fourfold.supervise.fleet import Fleet, Slot, placed
