@@ -56,6 +56,24 @@ def test_a_flipped_bit(undisturbed, run_file: Path, tmp_path: Path, fault: str, 
         assert event["ranks"] == [0, 1]
 
 
+@pytest.mark.rest
+@pytest.mark.parametrize(("step", "every"), [(7, 4), (8, 1)])
+def test_a_bit_that_flips_in_what_one_rank_alone_holds(run_file: Path, tmp_path: Path, step: int, every: int) -> None:
+    """Optimizer states that ZeRO shards have no replica: their rank compares them with what its last update left."""
+    own = tmp_path / "run.toml"
+    own.write_text(run_file.read_text())
+    changes = ("layout.zero=1", f"faults.checksum_every_steps={every}")
+    with Supervised(own, tmp_path / "undisturbed", *changes) as run:
+        assert run.finish() == 0, run.printed
+    with Supervised(own, tmp_path / "run", *changes, fault=f"state:1:{step}:1") as run:
+        assert run.finish() == 0, run.printed
+        (event,) = run.events("corruption")
+        assert (event["step"], event["ranks"]) == (step, [1])
+        assert event["tensor"].startswith(f"exp_avg of {BLOCK}")
+        assert [failure["rank"] for failure in run.events("failure")] == [1]
+        assert left_by(run.out) == left_by(tmp_path / "undisturbed")
+
+
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(
     "layout",

@@ -58,6 +58,7 @@ def save_checkpoint(
     total_bytes: int | None = None,
     tensors: Mapping[str, Tensor] | None = None,
     fence: Callable[[], AbstractContextManager[None]] = nullcontext,
+    check: Callable[[], None] | None = None,
 ) -> Path:
     """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
 
@@ -67,7 +68,8 @@ def save_checkpoint(
     that this rank, and no other, writes. `layout`: what the run is laid out as, for the manifest. `total_bytes`: of all ranks'
     files together; by default those of the units that rank 0 holds. `tensors`: copies of the tensors that this rank writes
     (`rank_tensors`), where the originals may change meanwhile. `synchronize`: a barrier over all ranks. `fence`: entered around the
-    preparation and the commit; raises where other ranks took the place of these. `root` lies on a file system that all ranks share.
+    preparation and the commit; raises where other ranks took the place of these. `check`: called once this rank's
+    bytes are written; raises where they are not those of the state. `root` lies on a file system that all ranks share.
 
     Afterwards all but the `keep` newest checkpoints are deleted, once this one was read back, so the disk holds `keep` + 1 for a
     while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are missing: then nothing
@@ -83,7 +85,7 @@ def save_checkpoint(
     synchronize()
     attempt = attempt_of(folder)
     if (own or extras) and attempt is not None:
-        failure.guard(lambda: write_part(folder, step, rank, own, extras, attempt, tensors))
+        failure.guard(lambda: write_part(folder, step, rank, own, extras, attempt, tensors, check))
     synchronize()
     if rank == 0 and attempt is not None and attempt_of(folder) == attempt:
         failure.guard(lambda: commit(folder, step, info, attempt, layout_degrees(layout), units, fence))
@@ -187,8 +189,9 @@ def write_part(
     extras: Mapping[str, Tensor],
     attempt: str,
     tensors: Mapping[str, Tensor] | None,
+    check: Callable[[], None] | None = None,
 ) -> None:
-    """This rank's tensors, then the record of them."""
+    """This rank's tensors, then the record of them. Raises what `check` raises, and leaves no record."""
     tensors = rank_tensors(shards, extras) if tensors is None else tensors
     path = folders.aside(folder) / file_name(rank)
     try:
@@ -196,6 +199,8 @@ def write_part(
     except OSError:
         path.unlink(missing_ok=True)  # makes room for the word that it failed
         raise
+    if check is not None:
+        check()
     folders.write_text(folders.aside(folder) / _record_name(rank), rank_record(shards, extras, file, attempt))
 
 

@@ -281,8 +281,9 @@ class FaultsSection(Section):
     straggler_ratio: Annotated[float, Field(gt=1)] = 1.5
     """A rank is flagged whose own work takes this many times its peers', each for what it has to compute; it goes on."""
     checksum_every_steps: Annotated[int, Field(ge=0)] = 100
-    """Steps between two comparisons of the values that several ranks hold alike, by checksums of their bits. Before a save they are
-    always compared. 0: never."""
+    """Steps between two comparisons of the values that several ranks hold alike, by checksums of their bits, and of those that one
+    rank alone holds with what its last update left. Before a save they are always compared, and the bytes of a save with the state.
+    0: never."""
     locate_nan: bool = True
     """Whether each rank takes the norms of its own gradients, so that a step with a NaN tells whose it was."""
     replay_every_steps: Annotated[int, Field(ge=0)] = 0

@@ -54,6 +54,7 @@ from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
+from fourfold.train.state_sums import StateSums
 from fourfold.train.step_programs import StepPrograms
 from fourfold.train.step_values import Rates, step_values
 from fourfold.train.waits import explained, save_barrier
@@ -126,6 +127,7 @@ class Training:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
         self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
+        self.sums = StateSums(self.config, self.steps, self.units, context.rank)
         self.peak_bytes: int | None = None
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
@@ -197,6 +199,7 @@ class Training:
                 tensor = self.skips.locate(self.executor.own_gradients, self.context)
                 _event(log, "skip", step=self.step, tensor=tensor)
             self.step += 1
+            self.sums.take(self.step)
             counted: dict[str, Any] = {"comm_bytes": self.sent_bytes, "skipped_steps": self.skipped}
             if self.peak_bytes is not None:
                 counted["peak_memory_bytes"] = self.peak_bytes
@@ -240,6 +243,7 @@ class Training:
         try:
             if self._tracks_memory and self.peak_bytes is None:
                 return self._tracked_step(program, feed, lr)
+            observer = observer or self.sums.before_update(self.step)
             plain = observer is None and program is self.program
             if plain and self.config.run.cuda_graphs:
                 result = self.graph.run(feed, lr)
@@ -298,6 +302,7 @@ class Training:
     def _save_state(self, log: RunLog | None, last: bool) -> None:
         self.skips.require_finite(self.units.values(), lambda: self._newest_saved(log), self.context)
         if self.config.faults.checksum_every_steps:
+            self.sums.verify()
             self.executor.replicas.compare()
         info = self._info()
         self.board.enter(SAVING, self.step)

@@ -21,6 +21,7 @@ from fourfold.program.view import RankView
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
+from fourfold.train.state_sums import copy_check
 
 
 @dataclass
@@ -94,9 +95,10 @@ class Saver:
             on_device = on_device or tensor.is_cuda
         if on_device:
             torch.cuda.synchronize()
+        check = self._check(self._host)
         end.held_seconds = time.perf_counter() - end.begun
         self._pending = end
-        self._thread = threading.Thread(target=self._save, args=(end, info, self._meet, self._host), daemon=True)
+        self._thread = threading.Thread(target=self._save, args=(end, info, self._meet, self._host, check), daemon=True)
         self._thread.start()
 
     def save(self, step: int, info: Mapping[str, Any], synchronize: Callable[[], None]) -> None:
@@ -107,7 +109,7 @@ class Saver:
         if self._newest == step:
             return
         end.waited_seconds = time.perf_counter() - end.begun
-        self._save(end, info, synchronize, None)
+        self._save(end, info, synchronize, None, self._check(self._tensors()))
         end.held_seconds = end.seconds
         self._ended.append(end)
 
@@ -130,6 +132,10 @@ class Saver:
                 raise end.error
         return ended
 
+    def _check(self, copy: Mapping[str, Tensor]) -> Callable[[], None] | None:
+        """The check, for when the bytes of a save were written, that they were those of the state now."""
+        return copy_check(self._tensors(), copy) if self._config.faults.checksum_every_steps else None
+
     def _tensors(self) -> dict[str, Tensor]:
         return state.written_tensors(self._view, self._units, self._routers, self._rank)
 
@@ -148,11 +154,12 @@ class Saver:
         info: Mapping[str, Any],
         synchronize: Callable[[], None],
         copies: Mapping[str, Tensor] | None,
+        check: Callable[[], None] | None,
     ) -> None:
         try:
             end.path = state.save(
                 self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, synchronize,
-                tensors=copies,
+                tensors=copies, check=check,
             )  # fmt: skip
             self._newest = end.step
         except Exception as error:

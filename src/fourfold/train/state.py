@@ -141,8 +141,10 @@ def save(
     rank: int,
     synchronize: Callable[[], None],
     tensors: Mapping[str, Tensor] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Path:
-    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead."""
+    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead.
+    `check`: as in `save_checkpoint`."""
     number = int(os.environ["FOURFOLD_FENCE"]) if "FOURFOLD_FENCE" in os.environ else None
     root = checkpoint_root(config, out)
     return save_checkpoint(
@@ -158,6 +160,7 @@ def save(
         layout=view.spec.layout,
         total_bytes=view.spec.checkpoint_bytes,
         tensors=tensors,
+        check=check,
         fence=partial(_guarded, out, root, number),
     )
 
