@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fourfold.checkpoint import DamagedCheckpoint, load_checkpoint, read_manifest, read_parameters
 from fourfold.checkpoint.folders import step_of
 from fourfold.checkpoint.manifest import VERSION, _digest
-from fourfold.checkpoint.saved_state import is_whole
+from fourfold.checkpoint.saved_state import can_be_read
 from fourfold.config import FinalFailure, RunFailure
 from tests.checkpoint.ranks import MODEL, Run, entries
 
@@ -236,17 +236,17 @@ def test_the_advice_names_an_earlier_checkpoint_that_can_be_read(tmp_path: Path)
         read_manifest(tmp_path / "step-000004")
 
 
-def test_a_look_at_a_checkpoint_tells_whether_it_is_whole(tmp_path: Path) -> None:
+def test_a_look_at_a_checkpoint_tells_whether_it_can_be_read(tmp_path: Path) -> None:
     Run(1).save(tmp_path, 1)
     path, file = tmp_path / "step-000001", tmp_path / "step-000001" / "rank-00000.safetensors"
-    assert is_whole(path)
+    assert can_be_read(path)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert not is_whole(path)
-    assert is_whole(path, most_bytes=0), "more than one look tells"
+    assert not can_be_read(path)
+    assert can_be_read(path, most_bytes=0), "more than one look tells"
     file.write_bytes(data[:-1])
-    assert not is_whole(path, most_bytes=0)
+    assert not can_be_read(path, most_bytes=0)
 
 
 @pytest.mark.parametrize(

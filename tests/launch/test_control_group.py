@@ -1,4 +1,4 @@
-"""What a machine has is what this process may use of it: the lowest limit of its control groups, nested, of either version."""
+"""A machine has what this process may use of it: the lowest limit of its control groups, nested, of either version."""
 
 from pathlib import Path
 

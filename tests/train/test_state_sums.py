@@ -1,4 +1,4 @@
-"""What one rank alone holds cannot change unseen between two updates, nor between the state and the bytes of its checkpoint."""
+"""Values that one rank alone holds cannot change unseen between two updates, nor between the state and its checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,9 @@ def test_without_checks_nothing_is_summed(units: dict[str, Unit]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_copy_is_compared_wherever_the_original_lies(dtype: torch.dtype) -> None:
-    whole = torch.randn(4099).to(dtype)
+    values = torch.randn(4099).to(dtype)
     for start in range(5):
-        source = {"a": whole[start : start + 4001], "b": whole[:0]}
+        source = {"a": values[start : start + 4001], "b": values[:0]}
         copy = {name: tensor.clone() for name, tensor in source.items()}
         check = copy_check(source, copy)
         check()

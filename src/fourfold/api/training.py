@@ -307,6 +307,6 @@ def _newest_readable(saved: Mapping[int, Path], was_saved: bool) -> int | None:
     """The step of the newest checkpoint that can be read. `was_saved`: the ranks have just written the newest."""
     if not saved or was_saved:
         return max(saved, default=None)
-    from fourfold.checkpoint.saved_state import is_whole
+    from fourfold.checkpoint.saved_state import can_be_read
 
-    return next((step for step in sorted(saved, reverse=True) if is_whole(saved[step])), None)
+    return next((step for step in sorted(saved, reverse=True) if can_be_read(saved[step])), None)

@@ -167,7 +167,7 @@ class SavedState:
             out.copy_(staged[read.part])
 
 
-def is_whole(path: Path, most_bytes: int = 1 << 30) -> bool:
+def can_be_read(path: Path, most_bytes: int = 1 << 30) -> bool:
     """Whether a checkpoint can be read, as far as a look at it tells: its manifest, the length of every file and, where all have
     `most_bytes` or fewer, every byte."""
     try:

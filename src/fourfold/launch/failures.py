@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.config.errors import open_files_advice
-from fourfold.train.last_words import LastWords
+from fourfold.train.exit_record import ExitRecord
 
 _NOTICED = re.compile(
     r"connection (was |is )?(closed|reset|refused|lost|aborted)|(closed|reset) by peer|broken pipe|socket (is )?closed|"
@@ -87,9 +87,9 @@ def describe_failure(
     log: Path,
     since: int = 0,
     out_of_memory: bool | None = None,
-    words: LastWords | None = None,
+    record: ExitRecord | None = None,
 ) -> RankFailure:
-    """The failure of a rank that ended with `exit_code`, in its own last words, or those of its log from byte `since` on where
+    """The failure of a rank that ended with `exit_code`, in the words of its exit record, or of its log from byte `since` on where
     it is a program that has none. `out_of_memory`: as `describe_signal` has it."""
     if exit_code == -signal.SIGABRT and (cure := open_files_advice(log_tail(log, since))) is not None:
         text = f"rank {rank}: compiled code gave up: Too many open files; {cure}"
@@ -97,10 +97,10 @@ def describe_failure(
     if exit_code < 0:
         cause = "memory" if exit_code == -signal.SIGKILL and out_of_memory else "killed"
         return RankFailure(rank, exit_code, describe_signal(f"rank {rank}", -exit_code, out_of_memory, log), cause)
-    if words is not None and words.code == exit_code != 0:
-        return RankFailure(rank, exit_code, words.message)
+    if record is not None and record.code == exit_code != 0:
+        return RankFailure(rank, exit_code, record.message)
     text = log_tail(log, since)
-    stated = "" if words is not None else _stated(text)
+    stated = "" if record is not None else _stated(text)
     if stated:
         return RankFailure(rank, exit_code, stated)
     if (reason := _cannot_be_written(log)) is not None:
@@ -112,7 +112,7 @@ def describe_failure(
             "log",
         )
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
-    if exit_code == 0 or words is not None:
+    if exit_code == 0 or record is not None:
         how = f"rank {rank} ended with exit code {exit_code} in mid-run, as after os._exit({exit_code}); its log: {log}"
         return RankFailure(rank, exit_code, how, "left")
     log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"

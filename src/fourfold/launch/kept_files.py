@@ -19,7 +19,7 @@ class KeptFiles:
         self.take()
 
     def take(self) -> None:
-        """What stands there now is the run's from now on: the launch itself has just written it."""
+        """Takes both files as they stand: the launch itself has just written them."""
         self._texts = {}
         for name in (RUN_FILE, DATA_FILE):
             with suppress(OSError):

@@ -11,7 +11,7 @@ from fourfold.launch.failures import RankFailure, describe_failure, describe_sig
 from fourfold.launch.machine import oom_kills
 from fourfold.launch.rank_process import RankProcess, Spawner, kill_session, signal_process
 from fourfold.launch.run_folder import RunFolder
-from fourfold.train.last_words import LastWords, last_words_file, read_last_words
+from fourfold.train.exit_record import ExitRecord, exit_record_file, read_exit_record
 
 FINISHED, STOPPED = 0, 3
 """Exit codes of a worker: it came to the end; it stopped by request, after saving."""
@@ -96,15 +96,15 @@ class LocalRanks:
                 continue
             self.exit_codes[rank] = code
             ended_by_us = self.was_killed or (self._was_asked and code == -signal.SIGTERM)
-            words = read_last_words(last_words_file(self._folder.path, rank), process.pid)
-            stopped = code == STOPPED and (words is None or words.code == STOPPED)
+            record = read_exit_record(exit_record_file(self._folder.path, rank), process.pid)
+            stopped = code == STOPPED and (record is None or record.code == STOPPED)
             fine = self._may_finish(rank) if code == FINISHED else stopped
             if not fine and not ended_by_us:
-                self.failures.append(self._describe(rank, code, words))
+                self.failures.append(self._describe(rank, code, record))
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.kill()
 
-    def _describe(self, rank: int, code: int, words: LastWords | None) -> RankFailure:
+    def _describe(self, rank: int, code: int, record: ExitRecord | None) -> RankFailure:
         kills = oom_kills()
         out_of_memory = None if kills is None or self._oom_kills is None else kills > self._oom_kills
         server = self._spawner.exit_code if code == -signal.SIGKILL else None
@@ -112,7 +112,7 @@ class LocalRanks:
             who, log = "the process that forks ranks", self._folder.log(rank)
             how = describe_signal(who, -server, out_of_memory, log) if server < 0 else f"{who} ended"
             return RankFailure(rank, code, f"{how}; its ranks ended with it", "server")
-        return describe_failure(rank, code, self._folder.log(rank), self._log_begins[rank], out_of_memory, words)
+        return describe_failure(rank, code, self._folder.log(rank), self._log_begins[rank], out_of_memory, record)
 
     def ask(self) -> None:
         """Asks all ranks to save and stop, those too that somebody has stopped."""

@@ -16,18 +16,27 @@ def rate_warnings(config: RunConfig) -> Iterator[str]:
             f"{stated} the run ends within its warm-up, and its highest learning rate is {lr * share:g}, {share:.3g} of "
             f"optimizer.lr; what works: optimizer.warmup_steps={max(1, steps // 10)}"
         )
-    elif section.schedule == "wsd" and warmup > steps - (decay := max(1, round(section.decay_fraction * steps))):
-        fraction = int((steps - warmup) / steps * 10**4) / 10**4
-        works = [f"optimizer.warmup_steps={steps - decay}"] if decay < steps else []
-        works += [f"optimizer.decay_fraction={fraction:g}"] if round(fraction * steps) else []
+    elif section.schedule == "wsd" and warmup > steps - _decay_steps(section.decay_fraction, steps):
         yield (
-            f"{stated} warm-up and the final decay over {decay} steps (optimizer.decay_fraction = {section.decay_fraction:g}) "
-            f"overlap, and "
-            f"the learning rate leaps where the one ends; what works: "
-            f"{' or '.join(works) or f'optimizer.warmup_steps={steps // 10} optimizer.decay_fraction=0.2'}"
+            f"{stated} warm-up and the final decay over {_decay_steps(section.decay_fraction, steps)} steps "
+            f"(optimizer.decay_fraction = {section.decay_fraction:g}) overlap, and the learning rate leaps where the one ends; "
+            f"what works: {_beside_each_other(warmup, section.decay_fraction, steps)}"
         )
     elif section.schedule == "cosine" and warmup >= max(1, steps - 1) and section.min_lr_ratio < 1:
         yield (
             f"{stated} warm-up leaves no step for the decay, and the run ends at its highest learning rate, {lr:g}; what works: "
             f"optimizer.warmup_steps={steps // 10}"
         )
+
+
+def _decay_steps(fraction: float, steps: int) -> int:
+    """Steps of the final decay of `wsd`."""
+    return max(1, round(fraction * steps))
+
+
+def _beside_each_other(warmup: int, fraction: float, steps: int) -> str:
+    """Keys with which warm-up and final decay do not overlap: a shorter warm-up, or a shorter decay where there is room."""
+    decay, shorter = _decay_steps(fraction, steps), int((steps - warmup) / steps * 10**4) / 10**4
+    works = [f"optimizer.warmup_steps={steps - decay}"] if decay < steps else []
+    works += [f"optimizer.decay_fraction={shorter:g}"] if round(shorter * steps) else []
+    return " or ".join(works) or f"optimizer.warmup_steps={steps // 10} optimizer.decay_fraction=0.2"

@@ -114,7 +114,7 @@ def claimed(root: Path, own: Owner, is_known: bool = False) -> Iterator[None]:
 
 
 def _take(root: Path, own: Owner, is_known: bool, held: ExitStack) -> None:
-    """Writes whose the folder is. What `held` has is let go of at the end. Raises `OSError` and `UserError`."""
+    """Writes whose the folder is, under a lock that ends with `held`. Raises `OSError` and `UserError`."""
     file = root / OWNER
     root.mkdir(parents=True, exist_ok=True)
     is_new = not file.exists()

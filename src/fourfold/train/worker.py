@@ -18,7 +18,7 @@ from types import FrameType
 from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.errors import error_text, open_files_advice
 from fourfold.runtime.allocator import keep_freed_memory
-from fourfold.train.last_words import LastWordsFile
+from fourfold.train.exit_record import ExitRecordFile
 
 TRACEBACKS = signal.SIGUSR2
 FINISHED, FAILED, MISTAKEN, STOPPED, FINAL = range(5)
@@ -29,17 +29,17 @@ _WITHOUT_CURE = frozenset(
 
 
 def run_worker(out: Path) -> int:
-    """Trains as one rank of the run in `out`; returns the exit code. Messages go to standard error, and the last to the file of
-    last words."""
-    words = LastWordsFile(out, int(os.environ.get("RANK", "0")))
+    """Trains as one rank of the run in `out`; returns the exit code. Messages go to standard error, and the last to the exit
+    record."""
+    record = ExitRecordFile(out, int(os.environ.get("RANK", "0")))
 
     def end(code: int, message: str) -> int:
         print(f"error: {message}", file=sys.stderr, flush=True)
-        return words.say(code, message)
+        return record.say(code, message)
 
     who = f"rank {os.environ.get('RANK')}"
     try:
-        return words.say(_train(out))
+        return record.say(_train(out))
     except UserError as error:
         code = _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
         return end(code, str(error))
@@ -52,7 +52,7 @@ def run_worker(out: Path) -> int:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         return end(_failed(open_files_advice(error) is not None), f"{who}: {message}{_advice(error)}")
     except Exception as error:
-        words.say(FAILED, f"{who}: {error_text(error)}; its calls are in {out / 'logs'}")
+        record.say(FAILED, f"{who}: {error_text(error)}; its calls are in {out / 'logs'}")
         raise
 
 

@@ -10,53 +10,53 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BYTES = 1 << 13
-_MESSAGE_BYTES = 3000
-"""Of which each takes two bytes in JSON at most, where they are those of a message."""
+_MESSAGE_CHARACTERS = 3000
+"""Characters of a message that are kept; each of ours takes two bytes of JSON at most."""
 
 
 @dataclass(frozen=True)
-class LastWords:
-    """What process `pid` said. `code`: the exit code that it ends with; None while it has not come to an end of its own."""
+class ExitRecord:
+    """The account of process `pid`. `code`: the exit code that it ends with; None while it has not come to an end of its own."""
 
     pid: int
     code: int | None = None
     message: str = ""
 
 
-class LastWordsFile:
+class ExitRecordFile:
     """A rank's end of it. Where the disk refuses, nothing is said."""
 
     def __init__(self, out: Path, rank: int) -> None:
         self._descriptor: int | None = None
         with suppress(OSError):
-            path = last_words_file(out, rank)
+            path = exit_record_file(out, rank)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            self._write(LastWords(os.getpid()))
+            self._write(ExitRecord(os.getpid()))
 
     def say(self, code: int, message: str = "") -> int:
         """The process ends with this exit code, which is returned, for this reason."""
         with suppress(OSError):
-            self._write(LastWords(os.getpid(), code, message[:_MESSAGE_BYTES]))
+            self._write(ExitRecord(os.getpid(), code, message[:_MESSAGE_CHARACTERS]))
         return code
 
-    def _write(self, words: LastWords) -> None:
+    def _write(self, record: ExitRecord) -> None:
         if self._descriptor is not None:
-            data = json.dumps(vars(words)).encode()
+            data = json.dumps(vars(record)).encode()
             if len(data) > _BYTES:
-                data = json.dumps({**vars(words), "message": words.message[: _MESSAGE_BYTES // 8]}).encode()
+                data = json.dumps({**vars(record), "message": record.message[: _MESSAGE_CHARACTERS // 8]}).encode()
             os.pwrite(self._descriptor, data.ljust(_BYTES), 0)
 
 
-def last_words_file(out: Path, rank: int) -> Path:
+def exit_record_file(out: Path, rank: int) -> Path:
     return out / "logs" / f"rank-{rank:05d}.end"
 
 
-def read_last_words(path: Path, pid: int) -> LastWords | None:
-    """What process `pid` said; None where it wrote nothing that can be read."""
+def read_exit_record(path: Path, pid: int) -> ExitRecord | None:
+    """The record of process `pid`; None where it wrote none that can be read."""
     with suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
         found = json.loads(file.read(_BYTES))
         values = found if isinstance(found, dict) else {}
         code, message = values.get("code"), values.get("message")
         if values.get("pid") == pid and type(code) in (int, type(None)) and isinstance(message, str):
-            return LastWords(pid, code, message)
+            return ExitRecord(pid, code, message)
     return None

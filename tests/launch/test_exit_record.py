@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.launch.failures import FINAL, MISTAKEN, describe_failure, summarize
-from fourfold.train.last_words import LastWords, LastWordsFile, last_words_file, read_last_words
+from fourfold.train.exit_record import ExitRecord, ExitRecordFile, exit_record_file, read_exit_record
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_what_a_rank_says_is_read_back(tmp_path: Path, log: Path) -> None:
-    words, path = LastWordsFile(tmp_path, 1), last_words_file(tmp_path, 1)
+    record, path = ExitRecordFile(tmp_path, 1), exit_record_file(tmp_path, 1)
     size = path.stat().st_size
-    assert read_last_words(path, os.getpid()) == LastWords(os.getpid())
+    assert read_exit_record(path, os.getpid()) == ExitRecord(os.getpid())
     for message in ("it broke", "\u0161\n" * 100, "\U0001f600" * 9000):
-        assert words.say(4, message) == 4
-        found = read_last_words(path, os.getpid())
+        assert record.say(4, message) == 4
+        found = read_exit_record(path, os.getpid())
         assert found is not None
         assert found.code == 4
         assert 0 < len(found.message) <= len(message)
@@ -29,26 +29,26 @@ def test_what_a_rank_says_is_read_back(tmp_path: Path, log: Path) -> None:
         assert path.stat().st_size == size, "its room was taken when the rank began"
 
 
-def test_words_of_another_process_are_not_this_ones(tmp_path: Path, log: Path) -> None:
-    LastWordsFile(tmp_path, 1).say(3)
-    assert read_last_words(last_words_file(tmp_path, 1), os.getpid() + 1) is None
+def test_the_record_of_another_process_is_not_this_ones(tmp_path: Path, log: Path) -> None:
+    ExitRecordFile(tmp_path, 1).say(3)
+    assert read_exit_record(exit_record_file(tmp_path, 1), os.getpid() + 1) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"pid": 1, "code": "3", "message": ""}', "[" * 9000])
 def test_a_file_that_no_rank_wrote_says_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / "words").write_text(text)
-    assert read_last_words(tmp_path / "words", 1) is None
+    (tmp_path / "record").write_text(text)
+    assert read_exit_record(tmp_path / "record", 1) is None
 
 
 def test_a_rank_without_a_folder_to_write_to_goes_on(tmp_path: Path) -> None:
-    assert LastWordsFile(tmp_path / "none", 0).say(0) == 0
+    assert ExitRecordFile(tmp_path / "none", 0).say(0) == 0
 
 
 def test_an_older_error_in_the_log_does_not_win_over_what_the_rank_says(log: Path) -> None:
     log.write_text("error: a file of the corpus was skipped\nsome output\n")
-    said = describe_failure(1, 1, log, words=LastWords(5, 1, "the device is gone"))
-    assert (said.message, said.cause) == ("the device is gone", "exit")
-    left = describe_failure(1, 1, log, words=LastWords(5))
+    told = describe_failure(1, 1, log, record=ExitRecord(5, 1, "the device is gone"))
+    assert (told.message, told.cause) == ("the device is gone", "exit")
+    left = describe_failure(1, 1, log, record=ExitRecord(5))
     assert left.cause == "left"
     assert "ended with exit code 1 in mid-run, as after os._exit(1)" in left.message
 
@@ -67,8 +67,8 @@ def test_an_exception_after_an_older_error_is_the_cause(log: Path) -> None:
 @pytest.mark.parametrize("code", [MISTAKEN, 3, FINAL])
 def test_a_code_that_the_rank_does_not_own_to_has_no_meaning(log: Path, code: int) -> None:
     log.write_text("")
-    left, said = (describe_failure(1, code, log, words=LastWords(5, own, "why")) for own in (None, code))
-    assert (left.is_final, said.is_final) == (False, code != 3)
+    left, told = (describe_failure(1, code, log, record=ExitRecord(5, own, "why")) for own in (None, code))
+    assert (left.is_final, told.is_final) == (False, code != 3)
     assert summarize([left])[1] == 1
-    assert summarize([said])[1] == (2 if code == MISTAKEN else 1)
+    assert summarize([told])[1] == (2 if code == MISTAKEN else 1)
     assert not left.only_noticed
