@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.config import FinalFailure, RunConfig, UserError, parse_run
+from fourfold.config import FinalFailure, RunConfig, RunFailure, UserError, parse_run
+from fourfold.config.remote_path import place
 from fourfold.launch.lineage import first_step, owner_of, require_own_places, step_to_go_on_from, with_absolute_places
 from fourfold.launch.run_folder import RunFolder
 
@@ -120,3 +121,21 @@ def test_a_run_goes_on_from_the_newest_manifest_that_can_be_read_and_from_no_oth
     for path in root.glob("*/manifest.json"):
         path.write_text("{")
     assert step_to_go_on_from(folder, run()) == 4, "the ranks say why they do not"
+
+
+def test_a_store_that_does_not_answer_is_no_run_without_checkpoints(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("fsspec")
+    config, folder = run(directory="memory://nowhere/saved"), stands(tmp_path / "a", run())
+    system = type(place("memory://nowhere")._system)  # type: ignore[attr-defined]
+
+    def fail(*given: object, **more: object) -> None:
+        raise LookupError("no credentials")
+
+    for method in ("glob", "cat_file"):
+        monkeypatch.setattr(system, method, fail)
+    with pytest.raises(
+        RunFailure, match=r"memory:///?nowhere/saved: cannot be looked into \(LookupError: no credentials\)"
+    ):
+        folder.saved_steps(config)
+    with pytest.raises(UserError, match=r"checkpoint.directory = .*LookupError: no credentials"):
+        require_own_places(folder, config, None, owner_of(folder))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -187,7 +187,7 @@ def train_locally(
             count,
             threads_of(complete, member, here_of(count, member)),
             complete.faults,
-            lambda: max(set(folder.saved_steps(complete)) - state.refused_steps, default=ready.step),
+            newest_saved(folder, complete, state, ready.step),
             Watch(complete.faults, seconds, Blame(ready.resolved)),
             command=worker,
             grace_seconds=grace_seconds,
@@ -287,7 +287,11 @@ def how_it_stopped(
     """The line on a run that a signal stopped, and the command that resumes it. Raises `UserError` or `RunFailure` with the message
     of a rank that failed."""
     state.refresh()
-    saved = {step: path for step, path in folder.saved_checkpoints(config).items() if step not in state.refused_steps}
+    saved = {}
+    with suppress(RunFailure):
+        saved = {
+            step: path for step, path in folder.saved_checkpoints(config).items() if step not in state.refused_steps
+        }
     newest = _newest_readable(saved, was_saved=outcome.stopped and not outcome.killed)
     resume = "nothing was saved: the same command begins again"
     if newest is not None:
@@ -301,6 +305,20 @@ def how_it_stopped(
         return f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}"
     kind = UserError if outcome.exit_code == 2 else RunFailure
     raise kind(f"{outcome.message}\n{resume}: {command.line()}\nlogs of the ranks: {folder.log(0).parent}")
+
+
+def newest_saved(folder: RunFolder, config: RunConfig, state: RunState, first: int) -> Callable[[], int]:
+    """Tells the step of the newest checkpoint that no rank refused; what it told before while a remote store does not answer.
+    `first`: the step without one."""
+    told = first
+
+    def newest() -> int:
+        nonlocal told
+        with suppress(RunFailure):
+            told = max(set(folder.saved_steps(config)) - state.refused_steps, default=first)
+        return int(told)
+
+    return newest
 
 
 def _newest_readable(saved: Mapping[int, Path], was_saved: bool) -> int | None:

@@ -68,10 +68,16 @@ class RunFolder:
         return list(dict.fromkeys((self.checkpoint_root(config), *roots)))
 
     def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:
-        """The complete checkpoints by step, rising."""
+        """The complete checkpoints by step, rising. Raises `RunFailure` where a folder of them cannot be looked into."""
         found = {}
         for root in reversed(self.checkpoint_roots(config)):
-            for path in root.glob("step-*/manifest.json"):
+            try:
+                manifests = list(root.glob("step-*/manifest.json"))
+            except OSError as error:
+                raise RunFailure(
+                    f"{root}: cannot be looked into ({error.strerror}); what works: the same command once it can be reached"
+                ) from None
+            for path in manifests:
                 name = path.parent.name.removeprefix("step-")
                 if name.isdecimal():
                     found[int(name)] = path.parent

@@ -80,7 +80,12 @@ def require_original(folder: Path, own: Owner) -> None:
 def require_own(root: Path, own: Owner, is_known: bool = False) -> None:
     """Raises `UserError` where a folder of checkpoints is another run's. `is_known`: this run has saved there before it was asked
     whose the folder is."""
-    owner = _owner_of(root)
+    try:
+        owner = _owner_of(root)
+    except OSError as error:
+        raise UserError(
+            f"checkpoint.directory = {root}: cannot be looked into ({error.strerror}); allowed: a folder or URL that can be reached"
+        ) from None
     if owner is None or (not owner.run and (is_known or owner.is_at(own.folder))):
         return
     if owner.run == own.run and (not owner.folder or owner.is_at(own.folder) or not owner.is_there):
