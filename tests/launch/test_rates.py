@@ -6,10 +6,8 @@ from itertools import pairwise
 import pytest
 
 from fourfold.config import RunConfig, parse_run
-from fourfold.launch.rates import rate_warnings
-
-pytest.importorskip("torch")
-from fourfold.runtime.optimizer import learning_rate
+from fourfold.config.optimizers import learning_rate
+from fourfold.launch.rates import phases_that_do_not_fit
 
 
 def run(steps: int, **optimizer) -> RunConfig:
@@ -30,7 +28,7 @@ def is_smooth(found: list[float], fraction: float) -> bool:
 
 
 def test_a_run_that_ends_in_its_warm_up_is_told_its_highest_rate() -> None:
-    (told,) = rate_warnings(run(3, warmup_steps=10))
+    (told,) = phases_that_do_not_fit(run(3, warmup_steps=10))
     highest = re.search(r"highest learning rate is ([0-9.e-]+), ([0-9.]+) of optimizer.lr", told)
     assert highest is not None
     assert float(highest[1]) == pytest.approx(max(rates(3, warmup_steps=10)))
@@ -43,18 +41,18 @@ def test_a_run_that_ends_in_its_warm_up_is_told_its_highest_rate() -> None:
 def test_phases_that_overlap_are_named_and_the_values_offered_do_not(steps: int, warmup: int, fraction: float) -> None:
     keys = {"warmup_steps": warmup, "schedule": "wsd", "decay_fraction": fraction}
     assert not is_smooth(rates(steps, **keys), fraction)
-    (told,) = rate_warnings(run(steps, **keys))
+    (told,) = phases_that_do_not_fit(run(steps, **keys))
     assert "overlap" in told
     for offer in told.partition("what works: ")[2].split(" or "):
         works = {key: float(value) for key, value in re.findall(r"optimizer.(\w+)=([0-9.]+)", offer)}
         fits = {**keys, **works, "warmup_steps": int(works.get("warmup_steps", warmup))}
-        assert list(rate_warnings(run(steps, **fits))) == []
+        assert list(phases_that_do_not_fit(run(steps, **fits))) == []
         assert is_smooth(rates(steps, **fits), fits["decay_fraction"])
 
 
 @pytest.mark.parametrize("warmup", [9, 10])
 def test_a_warm_up_that_leaves_no_step_to_decay_is_told(warmup: int) -> None:
-    (told,) = rate_warnings(run(10, warmup_steps=warmup))
+    (told,) = phases_that_do_not_fit(run(10, warmup_steps=warmup))
     assert "leaves no step for the decay" in told
     assert rates(10, warmup_steps=warmup)[-1] == 1e-3
 
@@ -71,4 +69,4 @@ def test_a_warm_up_that_leaves_no_step_to_decay_is_told(warmup: int) -> None:
     ids=str,
 )
 def test_a_rate_that_goes_as_it_reads_is_nothing_to_tell(keys: dict) -> None:
-    assert list(rate_warnings(run(10, **keys))) == []
+    assert list(phases_that_do_not_fit(run(10, **keys))) == []

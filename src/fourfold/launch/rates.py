@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 
 from fourfold.config import RunConfig, num_steps
+from fourfold.config.optimizers import learning_rate
+
+LEAST_JUMP = 0.01
+"""A change of the learning rate from one step to the next, as a share of it, that is not the schedule's own."""
 
 
-def rate_warnings(config: RunConfig) -> Iterator[str]:
+def phases_that_do_not_fit(config: RunConfig) -> Iterator[str]:
     """One line each, with values that fit. Steps count from 0, as in `learning_rate`."""
     section, steps = config.optimizer, num_steps(config)
     warmup, lr = section.warmup_steps, section.lr
-    stated = f"warning: optimizer.warmup_steps = {warmup} of a run of {steps} steps:"
+    stated = f"optimizer.warmup_steps = {warmup} of a run of {steps} steps:"
     if warmup > steps:
         share = steps / warmup
         yield (
@@ -40,3 +44,19 @@ def _beside_each_other(warmup: int, fraction: float, steps: int) -> str:
     works = [f"optimizer.warmup_steps={steps - decay}"] if decay < steps else []
     works += [f"optimizer.decay_fraction={shorter:g}"] if round(shorter * steps) else []
     return " or ".join(works) or f"optimizer.warmup_steps={steps // 10} optimizer.decay_fraction=0.2"
+
+
+def other_schedule(before: RunConfig, now: RunConfig, step: int) -> str | None:
+    """That a run which goes on makes its next step at another learning rate than its schedule led to."""
+    if step == 0:
+        return None
+    was = learning_rate(before.optimizer, step - 1, num_steps(before))
+    same = learning_rate(now.optimizer, step - 1, num_steps(now))
+    if abs(same - was) <= LEAST_JUMP * was:
+        return None
+    following = learning_rate(now.optimizer, step, max(num_steps(now), step + 1))
+    return (
+        f"the learning rate goes from {was:.3g} in step {step - 1} to {following:.3g} in step {step}: optimizer.schedule = "
+        f"{now.optimizer.schedule} over {num_steps(now):,} steps, and the steps before were made over {num_steps(before):,}; to "
+        f"hold the rate: --change optimizer.schedule=constant optimizer.lr={was:.3g}"
+    )

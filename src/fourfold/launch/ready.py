@@ -20,7 +20,6 @@ from fourfold.launch.machine import (
     num_cuda_devices,
     transport_of,
 )
-from fourfold.launch.rates import rate_warnings
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
@@ -136,10 +135,7 @@ def prepare_run(
         memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
     else:
         memory = device_memory_line(peak, device_memory_bytes())
-    warnings = (
-        *warnings_of(config, resolved.model, old if has_begun else None, step, memory),
-        *rate_warnings(config),
-    )
+    warnings = warnings_of(config, resolved.model, old if has_begun else None, step, memory)
     tokens = tokens or prepared.fingerprint()
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
 

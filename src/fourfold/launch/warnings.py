@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from fourfold.config import ModelConfig, RunConfig, num_steps
-from fourfold.config.optimizers import learning_rate
-
-LEAST_JUMP = 0.01
-"""A change of the learning rate from one step to the next, as a share of it, that is not the schedule's own."""
+from fourfold.config import ModelConfig, RunConfig
+from fourfold.launch.rates import other_schedule, phases_that_do_not_fit
 
 
 def warnings_of(
@@ -14,7 +11,8 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """All of them. `before`: the configuration under which the run has made `step` steps; `memory`: what the machine's memory gives
     cause to say."""
-    found = [*memory, _capacity(model), _other_schedule(before, config, step) if before is not None else None]
+    found = [*memory, _capacity(model), *phases_that_do_not_fit(config)]
+    found.append(other_schedule(before, config, step) if before is not None else None)
     return tuple(f"warning: {line}" for line in found if line is not None)
 
 
@@ -45,20 +43,4 @@ def _capacity(model: ModelConfig) -> str | None:
     return (
         f"model.capacity_factor = {model.capacity_factor:g}: an expert drops the tokens beyond its capacity, counted in a rank's "
         f"microbatch, so losses depend on the layout; a value with which they do not: 0"
-    )
-
-
-def _other_schedule(before: RunConfig, now: RunConfig, step: int) -> str | None:
-    """That a run which goes on makes its next step at another learning rate than its schedule led to."""
-    if step == 0:
-        return None
-    was = learning_rate(before.optimizer, step - 1, num_steps(before))
-    same = learning_rate(now.optimizer, step - 1, num_steps(now))
-    if abs(same - was) <= LEAST_JUMP * was:
-        return None
-    following = learning_rate(now.optimizer, step, max(num_steps(now), step + 1))
-    return (
-        f"the learning rate goes from {was:.3g} in step {step - 1} to {following:.3g} in step {step}: optimizer.schedule = "
-        f"{now.optimizer.schedule} over {num_steps(now):,} steps, and the steps before were made over {num_steps(before):,}; to "
-        f"hold the rate: --change optimizer.schedule=constant optimizer.lr={was:.3g}"
     )
