@@ -36,7 +36,7 @@ from fourfold.runtime.progress import (
     TRAINING,
     ProgressBoard,
 )
-from fourfold.runtime.step import Observer, StepFailure, StepOutOfMemory, StepResult
+from fourfold.runtime.step import Observer, StepFailure, StepResult
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
@@ -48,7 +48,6 @@ from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event, finite
-from fourfold.train.out_of_memory import out_of_memory
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
@@ -274,9 +273,7 @@ class Training:
 
     def _explain(self, error: StepFailure, program: Program) -> RunFailure:
         spec = self.evaluation.spec if program is self.evaluation.program else self.programs.at(self.step).spec
-        if isinstance(error, StepOutOfMemory):
-            return out_of_memory(error, program, self.config, spec, self.context, self.step)
-        return explained(error, program.kind, spec, self.context.rank, self.step, self.out, self.config.run)
+        return explained(error, program, self.config, spec, self.context, self.step, self.out)
 
     def _save(self, log: RunLog | None, last: bool) -> None:
         """Saves the state, beside training unless it is the `last` save of this launch, which must succeed; not where the latest

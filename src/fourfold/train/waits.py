@@ -1,30 +1,34 @@
-"""A rank that waits in vain: the message names where it stands, and whom it waits for."""
+"""A rank whose step fails: the message names where it stands, and whom it waits for in vain."""
 
 from pathlib import Path
 
 import torch.distributed as dist
 
-from fourfold.config import RunFailure
-from fourfold.config.schema import RunSection
-from fourfold.program import lower_pipeline
+from fourfold.config import RunConfig, RunFailure
+from fourfold.program import Program, lower_pipeline
 from fourfold.program.spec import StepSpec
 from fourfold.runtime.progress import describe_save_wait, describe_wait, read_positions
-from fourfold.runtime.step import StepFailure
+from fourfold.runtime.step import StepFailure, StepOutOfMemory
+from fourfold.train.out_of_memory import out_of_memory
+from fourfold.train.session import RankContext
 
 
 def explained(
     error: StepFailure,
-    kind: str,
+    program: Program,
+    config: RunConfig,
     spec: StepSpec,
-    rank: int,
+    context: RankContext,
     step: int,
     out: Path,
-    section: RunSection,
 ) -> RunFailure:
-    """The failure of a rank whose collective did not finish in step `step` of programs of `spec`."""
-    where = describe_wait(rank, error.index, step, lower_pipeline(spec, kind), spec.layout, read_positions(out))
+    """The failure of a rank in step `step` of a program of `spec`: a collective that did not finish, or too little memory."""
+    if isinstance(error, StepOutOfMemory):
+        return out_of_memory(error, program, config, spec, context, step)
+    programs = lower_pipeline(spec, program.kind)
+    where = describe_wait(context.rank, error.index, step, programs, spec.layout, read_positions(out))
     cause = str(error).splitlines()[0]
-    return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {section.timeout_seconds:g}")
+    return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {config.run.timeout_seconds:g}")
 
 
 def save_barrier(rank: int, step: int, out: Path) -> None:
