@@ -47,7 +47,8 @@ class DataSection(Section):
     tokenizer: str = "bpe:4096"
     """`"bytes"`, `"bpe:N"` (trained on the corpus, N entries), or the path of a `tokenizer.json`."""
     eos: Annotated[int, Field(ge=0)] | None = None
-    """Id of the end-of-text token in a `tokenizer.json`. Left out: the first usual name that the tokenizer holds."""
+    """Id of the end-of-text token in a `tokenizer.json`. Left out: what the files of its folder state; where these leave
+    two candidates, the run asks for this key."""
     text_key: str = "text"
     """Field of a JSON line, or column of a parquet file, that holds a document's text."""
     document_mask: bool = False

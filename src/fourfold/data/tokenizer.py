@@ -13,15 +13,12 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
-from fourfold.config.whole_file import bounded
-from fourfold.data.tokenizer_spec import BYTES_VOCAB_SIZE, SPEC_ALLOWED
+from fourfold.data.special_tokens import end_of_text
+from fourfold.data.tokenizer_file import SPEC_ALLOWED, read_tokenizer_file
+from fourfold.data.tokenizer_spec import BYTES_VOCAB_SIZE
 
 END_OF_TEXT = "<|endoftext|>"
-END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>")
-"""Names under which an existing tokenizer may hold its end-of-text token, in the order in which they are tried."""
-
 _PIECE_CHARS = 1 << 18
-_MAX_FILE_BYTES = 1 << 29
 _MAX_VOCAB = 1 << 27
 
 
@@ -72,7 +69,12 @@ class LibraryTokenizer:
     def __init__(self, inner: Any, eos: int) -> None:
         self._inner = inner
         self._eos = eos
-        # A document that spells out "<|endoftext|>" must not end there, so such text is encoded as text.
+        # A document that spells out "<|endoftext|>" must not end there, so such text is encoded as text. What a folder states
+        # to end texts may be a plain entry in its tokenizer.json.
+        name = inner.id_to_token(eos)
+        if not getattr(inner.get_added_tokens_decoder().get(eos), "special", False):
+            inner.add_special_tokens([name])
+            assert inner.token_to_id(name) == eos
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
@@ -116,42 +118,21 @@ class LibraryTokenizer:
 
 
 def load_tokenizer(path: Path | str, eos: int | None = None) -> Tokenizer:
-    """Reads a tokenizer.json, or the one in a folder. `eos`: its end-of-text token; None: the first usual name that it holds.
+    """Reads a tokenizer.json, or the one in a folder. `eos`: its end-of-text token; None: as `end_of_text` finds it.
 
     Raises `UserError` when there is none, when it is damaged, or when it has no such token.
     """
-    file = Path(path).expanduser()
-    file = file / "tokenizer.json" if file.is_dir() else file
-    try:
-        content = bounded(file, _MAX_FILE_BYTES)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"data.tokenizer = {str(path)!r}: cannot be read: {reason}; allowed: {SPEC_ALLOWED}") from None
-    try:
-        table = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"data.tokenizer: {file} is not valid JSON ({error}); allowed: {SPEC_ALLOWED}") from None
-    if table == _bytes_as_bpe():
+    given = Path(path).expanduser()
+    file = read_tokenizer_file(given / "tokenizer.json" if given.is_dir() else given)
+    if file.table == _bytes_as_bpe():
         return ByteTokenizer()
     library = tokenizers_library()
     with (
-        _library_errors(f"data.tokenizer: {file} is not a tokenizer of the tokenizers library"),
+        _library_errors(f"data.tokenizer: {file.path} is not a tokenizer of the tokenizers library"),
         _without_panic_output(),
     ):
-        inner = library.Tokenizer.from_str(content.decode("utf-8"))
-    if eos is not None:
-        if inner.id_to_token(eos) is None:
-            size = inner.get_vocab_size(with_added_tokens=True)
-            raise UserError(f"data.eos = {eos}: no token of {file}; allowed: the id of one of its {size} tokens")
-        return LibraryTokenizer(inner, eos)
-    for name in END_OF_TEXT_NAMES:
-        found = inner.token_to_id(name)
-        if found is not None:
-            return LibraryTokenizer(inner, found)
-    raise UserError(
-        f"data.tokenizer: {file} has no end-of-text token that is known by its name ({', '.join(END_OF_TEXT_NAMES)}); "
-        "state the id of the one it has, for example data.eos = 0"
-    )
+        inner = library.Tokenizer.from_str(file.content.decode("utf-8"))
+    return LibraryTokenizer(inner, end_of_text(file, eos))
 
 
 def tokenizers_library() -> Any:

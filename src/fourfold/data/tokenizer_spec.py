@@ -8,8 +8,9 @@ from typing import Literal
 
 from fourfold.config import UserError
 from fourfold.config.beside import where_looked
+from fourfold.data.special_tokens import end_of_text
+from fourfold.data.tokenizer_file import SPEC_ALLOWED, read_tokenizer_file
 
-SPEC_ALLOWED = '"bytes", "bpe:N" with N from 300 to 1000000 (for example "bpe:4096"), or the path of a tokenizer.json'
 BYTES_VOCAB_SIZE = 257
 """256 bytes and end-of-text."""
 MIN_BPE_VOCAB, MAX_BPE_VOCAB = 300, 1_000_000
@@ -18,7 +19,7 @@ MIN_BPE_VOCAB, MAX_BPE_VOCAB = 300, 1_000_000
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A checked `data.tokenizer`. `identity`: a short name for it, safe in a file name, that changes when it changes.
-    `eos`: the id of a file's end-of-text token, where it is stated."""
+    `eos`: the id of a file's end-of-text token."""
 
     kind: Literal["bytes", "bpe", "file"]
     identity: str
@@ -28,16 +29,18 @@ class TokenizerSpec:
 
 
 def parse_tokenizer(value: str, eos: int | None = None) -> TokenizerSpec:
-    """Checks `data.tokenizer`, and `data.eos` beside it. Raises `UserError` naming what is allowed."""
+    """Checks `data.tokenizer`, and `data.eos` beside it; reads the files of a tokenizer's folder. Raises `UserError` naming what is allowed."""
     spec = _parse(value)
-    if eos is None:
-        return spec
-    if spec.kind != "file":
+    if spec.kind == "file":
+        file = read_tokenizer_file(spec.path)
+        end = end_of_text(file, eos)
+        return replace(spec, identity=f"file-{sha256(file.content).hexdigest()[:12]}-eos{end}", eos=end)
+    if eos is not None:
         raise UserError(
             f"data.eos = {eos}: data.tokenizer = {value!r} makes its own end-of-text token; leave data.eos out, or name a "
             "tokenizer.json as data.tokenizer"
         )
-    return replace(spec, identity=f"{spec.identity}-eos{eos}", eos=eos)
+    return spec
 
 
 def named_vocab_size(value: str) -> int | None:
@@ -59,4 +62,4 @@ def _parse(value: str) -> TokenizerSpec:
         raise UserError(
             f"data.tokenizer = {value!r}: neither a known kind nor a file{where_looked(value)}; allowed: {SPEC_ALLOWED}"
         )
-    return TokenizerSpec("file", "file-" + sha256(path.read_bytes()).hexdigest()[:12], path=path)
+    return TokenizerSpec("file", "file", path=path)

@@ -149,7 +149,8 @@ def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
         return None
     from fourfold.data.tokenizer import load_tokenizer
 
-    return load_tokenizer(parse_tokenizer(data.tokenizer, data.eos).path, data.eos).vocab_size
+    spec = parse_tokenizer(data.tokenizer, data.eos)
+    return load_tokenizer(spec.path, spec.eos).vocab_size
 
 
 def _has_vocab_size(model: ModelSection) -> bool:

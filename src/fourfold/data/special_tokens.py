@@ -1,0 +1,107 @@
+"""The special token that ends a document, as the files of a tokenizer's folder state it."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from fourfold.config import UserError
+from fourfold.data.tokenizer_file import TokenizerFile, as_list, as_table, beside, is_id
+
+_END_NAMES = frozenset({"eos", "eod", "eot", "eotid", "endoftext", "endofsentence", "endofdocument", "imend"})
+"""Usual names of an end-of-text token without their brackets: `<eos>`, `<|endoftext|>`, `<|eot_id|>`; beside them, `</s>`."""
+
+
+def end_of_text(file: TokenizerFile, stated: int | None = None) -> int:
+    """The id of the token that ends a document. `stated` is `data.eos`, which counts before all else.
+
+    Then what the folder states: `eos_token` in tokenizer_config.json or special_tokens_map.json and `eos_token_id` in
+    config.json, which must agree; then the token that the post-processor puts behind a text; then the one special token with a
+    usual name. A plain entry of the vocabulary, such as the HTML tag `</s>`, is never taken for it by its name.
+    Raises `UserError`, which asks for `data.eos`, where there is none or more than one.
+    """
+    ids = file.ids()
+    if stated is not None:
+        if stated not in ids.values():
+            raise UserError(
+                f"data.eos = {stated}: no token of {file.path}; allowed: the id of one of its {len(ids)} tokens"
+            )
+        return stated
+    candidates, where = _stated_in_folder(file, ids, "eos")
+    if not candidates:
+        candidates, where = set(frame(file)[1][-1:]), "what stands in"
+    if not candidates:
+        named = {number for text, number in file.special_ids().items() if _ends(text)}
+        candidates, where = named, "the names in"
+    if len(candidates) == 1:
+        return candidates.pop()
+    if candidates:
+        raise UserError(
+            f"data.eos is not stated, and {where} {file.path} leave {len(candidates)} tokens that may end a document: "
+            f"{_listed(ids, candidates)}; state one, for example data.eos = {min(candidates)}"
+        )
+    plain = [number for text, number in ids.items() if _ends(text)]
+    entries = f" (not special, so that text may hold them: {_listed(ids, plain)})" if plain else ""
+    raise UserError(
+        f"data.tokenizer: {file.path} has no special token that is known to end a document{entries}; state the id of the one it "
+        f"has, for example data.eos = {min(plain, default=0)}, or put a tokenizer_config.json with eos_token beside it"
+    )
+
+
+def frame(file: TokenizerFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer's own post-processor puts (before, behind) a single text."""
+    return _frame(as_table(file.table.get("post_processor")))
+
+
+def _frame(processor: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    kind = processor.get("type")
+    if kind == "Sequence":
+        frames = [_frame(as_table(inner)) for inner in as_list(processor.get("processors"))]
+        return next((each for each in frames if each != ((), ())), ((), ()))  # the library uses no second one
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        cls, sep = (as_list(processor.get(key))[1:2] for key in ("cls", "sep"))
+        return tuple(filter(is_id, cls)), tuple(filter(is_id, sep))
+    sides: tuple[list[int], list[int]] = [], []
+    side = 0
+    special = as_table(processor.get("special_tokens"))
+    for piece in as_list(processor.get("single")) if kind == "TemplateProcessing" else []:
+        if "Sequence" in as_table(piece):
+            side = 1
+        name = as_table(as_table(piece).get("SpecialToken")).get("id")
+        sides[side].extend(filter(is_id, as_list(as_table(special.get(name)).get("ids"))))
+    return tuple(sides[0]), tuple(sides[1])
+
+
+def _stated_in_folder(file: TokenizerFile, ids: dict[str, int], role: str) -> tuple[set[int], str]:
+    """(ids, the files that state them). Files beside a tokenizer under another name than tokenizer.json may be another's."""
+    statements: list[tuple[str, set[int]]] = []
+    if file.path.name != "tokenizer.json":
+        return set(), ""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = beside(file, name).get(f"{role}_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str) and text:
+            if text not in ids:
+                raise UserError(
+                    f"{file.path.parent / name}: {role}_token = {text!r} is no token of {file.path.name}; state the id of the one "
+                    f"that is meant, for example data.eos = 0, or correct {name}"
+                )
+            statements.append((name, {ids[text]}))
+    config = beside(file, "config.json")
+    value = config.get(f"{role}_token_id", as_table(config.get("text_config")).get(f"{role}_token_id"))
+    numbers = {number for number in (value if isinstance(value, list) else [value]) if is_id(number)}
+    if numbers & set(ids.values()):
+        statements.append(("config.json", numbers & set(ids.values())))
+    if not statements:
+        return set(), ""
+    agreed = set.intersection(*(numbers for _, numbers in statements))
+    where = f"{' and '.join(name for name, _ in statements)} beside"
+    return agreed or set.union(*(numbers for _, numbers in statements)), where
+
+
+def _ends(text: str) -> bool:
+    return text == "</s>" or (re.search(r"\W", text) is not None and re.sub(r"[^a-z]", "", text.lower()) in _END_NAMES)
+
+
+def _listed(ids: dict[str, int], chosen: Iterable[int]) -> str:
+    texts = {number: text for text, number in ids.items()}
+    return ", ".join(f"{texts[number]!r} (id {number})" for number in sorted(chosen))
