@@ -77,11 +77,19 @@ def test_a_special_token_behind_every_text_ends_it(folder: Callable[..., Path]) 
 @pytest.mark.parametrize(
     ("special", "files", "named"),
     [
-        (["<|end_of_text|>", "<|eot_id|>"], {}, r"'<\|end_of_text\|>' \(id 0\), '<\|eot_id\|>' \(id 1\); state one.*data\.eos = 0"),
+        (
+            ["<|end_of_text|>", "<|eot_id|>"],
+            {},
+            r"'<\|end_of_text\|>' \(id 0\), '<\|eot_id\|>' \(id 1\); state one.*data\.eos = 0",
+        ),
         (SPECIAL, {"config": {"eos_token_id": [1, 3]}}, r"config\.json beside .*'<eos>' \(id 1\), '<unk>' \(id 3\)"),
         (SPECIAL, {"tokenizer_config": {"eos_token": "<eos>"}, "config": {"eos_token_id": 2}}, r"'<eos>'.*'<bos>'"),
         (["<pad>"], {}, r"not special.*'</s>' \(id 2\).*data\.eos = 2"),
-        (SPECIAL, {"tokenizer_config": {"eos_token": "<gone>"}}, r"tokenizer_config\.json: eos_token = '<gone>' is no token"),
+        (
+            SPECIAL,
+            {"tokenizer_config": {"eos_token": "<gone>"}},
+            r"tokenizer_config\.json: eos_token = '<gone>' is no token",
+        ),
     ],
 )
 def test_two_candidates_or_none_ask_for_the_key(

@@ -20,7 +20,6 @@ from fourfold.data.tokenizer import (
     Tokenizer,
     byte_characters,
     load_tokenizer,
-    split_at_lines,
 )
 from fourfold.data.tokenizer_spec import parse_tokenizer
 from fourfold.data.train_tokenizer import train_bpe
@@ -91,23 +90,9 @@ def test_a_bpe_compresses_and_its_first_ids_are_bytes() -> None:
     assert sum(map(len, BPE.encode_batch(TEXTS))) < 0.5 * sum(len(text.encode()) for text in TEXTS)
 
 
-def test_long_texts_encode_as_if_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "\n\n".join(TEXTS).replace("self", "  self\n\n  ").replace("None", "x \n") + "\n"
-    expected = BPE.encode_batch([text])[0].tolist()
-    for piece_chars in (1, 50, 1000):
-        pieces = split_at_lines(text, piece_chars)
-        assert "".join(pieces) == text
-        assert len(pieces) > 3
-        monkeypatch.setattr(split_at_lines, "__defaults__", (piece_chars,))
-        assert BPE.encode_batch([text])[0].tolist() == expected
-
-
-def test_a_text_without_lines_is_left_uncut() -> None:
-    assert split_at_lines("x" * 100 + "\n", 10) == ["x" * 100 + "\n"]
-    assert split_at_lines("", 10) == [""]
-
-
-@pytest.mark.parametrize("name", ["<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "[EOS]"])
+@pytest.mark.parametrize(
+    "name", ["<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "[EOS]"]
+)
 def test_the_usual_names_of_end_of_text_are_found(name: str, tmp_path: Path) -> None:
     path = foreign_tokenizer(tmp_path, ["<pad>", name])
     tokenizer = load_tokenizer(path)

@@ -3,9 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,12 +12,13 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
+from fourfold.data.cuts import cut, cut_places
 from fourfold.data.special_tokens import end_of_text
 from fourfold.data.tokenizer_file import SPEC_ALLOWED, read_tokenizer_file
 from fourfold.data.tokenizer_spec import BYTES_VOCAB_SIZE
 
 END_OF_TEXT = "<|endoftext|>"
-_PIECE_CHARS = 1 << 18
+_GROUP_CHARS = 1 << 22
 _MAX_VOCAB = 1 << 27
 
 
@@ -78,6 +78,7 @@ class LibraryTokenizer:
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
+        self._places = cut_places(inner)
         self._vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         if self._vocab_size > _MAX_VOCAB:
             raise UserError(
@@ -95,15 +96,16 @@ class LibraryTokenizer:
         return self._eos
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each text, int32 [length]. Long texts are encoded in pieces, to bound the memory."""
-        pieces = [split_at_lines(text) for text in texts]
-        with _library_errors("data.tokenizer: it cannot encode the texts of the corpus"):
-            encoded = self._inner.encode_batch_fast(
-                [piece for group in pieces for piece in group], add_special_tokens=False
-            )
-        ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
-        ends = np.cumsum([0, *map(len, pieces)])
-        return [np.concatenate(ids[start:end]) for start, end in pairwise(ends)]
+        """Token ids of each text, int32 [length]: those that the library gives for the whole text. Where that is proved to be
+        the same, a long text is encoded in pieces, to bound the memory."""
+        pieces = ((number, piece) for number, text in enumerate(texts) for piece in cut(text, self._places))
+        ids: list[list[np.ndarray]] = [[] for _ in texts]
+        for group in _groups(pieces):
+            with _library_errors("data.tokenizer: it cannot encode the texts of the corpus"):
+                encoded = self._inner.encode_batch_fast([piece for _, piece in group], add_special_tokens=False)
+            for (number, _), encoding in zip(group, encoded, strict=True):
+                ids[number].append(np.array(encoding.ids, dtype=np.int32))
+        return [np.concatenate(each) for each in ids]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of token ids, without special tokens."""
@@ -147,6 +149,19 @@ def tokenizers_library() -> Any:
     return tokenizers
 
 
+def _groups(pieces: Iterable[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Pieces in groups of some four million characters: enough to keep the library's threads busy."""
+    group, num_chars = [], 0
+    for number, piece in pieces:
+        group.append((number, piece))
+        num_chars += len(piece)
+        if num_chars >= _GROUP_CHARS:
+            yield group
+            group, num_chars = [], 0
+    if group:
+        yield group
+
+
 @contextmanager
 def _library_errors(what: str) -> Iterator[None]:
     """Turns the library's errors into a `UserError`: it raises bare `Exception`, and a Rust panic is no `Exception` at all."""
@@ -174,24 +189,6 @@ def _without_panic_output() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def split_at_lines(text: str, piece_chars: int = _PIECE_CHARS) -> list[str]:
-    """Cuts a long text into pieces that concatenate to it.
-
-    A cut falls after a newline that has no other white space on either side: the pre-tokenizers of byte-level BPEs
-    never join across it, so the tokens are those of the full text. A text without such a place is not cut.
-    """
-    pieces, start = [], 0
-    while len(text) - start > piece_chars:
-        end = text.find("\n", start + piece_chars)
-        while end != -1 and (text[end - 1].isspace() or text[end + 1 : end + 2].isspace()):
-            end = text.find("\n", end + 1)
-        if end == -1 or end + 1 == len(text):
-            break
-        pieces.append(text[start : end + 1])
-        start = end + 1
-    return [*pieces, text[start:]]
 
 
 def byte_characters() -> list[str]:

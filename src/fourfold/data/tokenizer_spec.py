@@ -29,7 +29,9 @@ class TokenizerSpec:
 
 
 def parse_tokenizer(value: str, eos: int | None = None) -> TokenizerSpec:
-    """Checks `data.tokenizer`, and `data.eos` beside it; reads the files of a tokenizer's folder. Raises `UserError` naming what is allowed."""
+    """Checks `data.tokenizer`, and `data.eos` beside it; reads the files of a tokenizer's folder.
+
+    Raises `UserError` naming what is allowed."""
     spec = _parse(value)
     if spec.kind == "file":
         file = read_tokenizer_file(spec.path)

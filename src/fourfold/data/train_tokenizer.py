@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from fourfold.data.cuts import cut, cut_places
 from fourfold.data.tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
     LibraryTokenizer,
     Tokenizer,
     load_tokenizer,
-    split_at_lines,
     tokenizers_library,
 )
 from fourfold.data.tokenizer_spec import TokenizerSpec
@@ -40,7 +40,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator((piece for text in texts for piece in split_at_lines(text)), trainer)
+    places = cut_places(inner)
+    inner.train_from_iterator((piece for text in texts for piece in cut(text, places)), trainer)
     return LibraryTokenizer(inner, inner.token_to_id(END_OF_TEXT))
 
 
