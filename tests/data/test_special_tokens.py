@@ -11,10 +11,14 @@ import transformers
 from tokenizers import processors
 
 from fourfold.config import UserError
+from fourfold.config.schema import DataSection
+from fourfold.data.prepare import prepare
+from fourfold.data.prepared import open_prepared
 from fourfold.data.special_tokens import end_of_text, frame
 from fourfold.data.tokenizer import load_tokenizer
 from fourfold.data.tokenizer_file import read_tokenizer_file
 from fourfold.data.tokenizer_spec import parse_tokenizer
+from fourfold.report.corpus import corpus_lines, corpus_summary
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 TAGS = ["<s>", "</s>"]
@@ -155,3 +159,74 @@ def test_a_damaged_file_beside_the_tokenizer_is_named(folder: Callable[..., Path
     (path / "tokenizer_config.json").write_text("{")
     with pytest.raises(UserError, match=r"tokenizer_config\.json, beside the tokenizer, cannot be read"):
         found(path)
+
+
+BOS = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+TWICE = processors.TemplateProcessing(
+    single="<bos> <pad> $A <eos>", special_tokens=[("<bos>", 2), ("<pad>", 0), ("<eos>", 1)]
+)
+
+
+def begin(path: Path, choice: bool | str) -> tuple[int, ...]:
+    return parse_tokenizer(str(path), None, choice).bos  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("processor", "files", "auto", "asked"),
+    [
+        (BOS, {}, (2,), (2,)),
+        (TWICE, {}, (2, 0), (2, 0)),
+        (None, {}, (), (2,)),
+        (None, {"tokenizer_config": {"add_bos_token": False, "bos_token": "<pad>"}}, (), (0,)),
+        (None, {"config": {"bos_token_id": 3}}, (), (3,)),
+        (BOS, {"tokenizer_config": {"add_bos_token": True, "bos_token": "<pad>"}}, (2,), (2,)),
+    ],
+)
+def test_begin_of_text_is_what_the_post_processor_puts_or_what_was_asked_for(
+    folder: Callable[..., Path], processor: Any, files: dict[str, Any], auto: tuple[int, ...], asked: tuple[int, ...]
+) -> None:
+    path = folder(SPECIAL, TAGS, processor, **files)
+    assert (begin(path, "auto"), begin(path, True), begin(path, False)) == (auto, asked, ())
+    assert (parse_tokenizer(str(path)).identity == parse_tokenizer(str(path), None, True).identity) is (auto == asked)
+
+
+@pytest.mark.parametrize(("processor", "says"), [(BOS, False), (None, True)])
+def test_two_files_that_disagree_on_begin_of_text_ask_for_the_key(
+    folder: Callable[..., Path], processor: Any, says: bool
+) -> None:
+    path = folder(SPECIAL, TAGS, processor, tokenizer_config={"add_bos_token": says})
+    with pytest.raises(
+        UserError, match=rf"add_bos_token = {str(says).lower()}; state .* data\.bos = true, or data\.bos = false"
+    ):
+        begin(path, "auto")
+    assert begin(path, True) == (2,)
+
+
+def test_begin_of_text_that_is_not_there_is_not_made_up(folder: Callable[..., Path]) -> None:
+    with pytest.raises(UserError, match=r"data\.bos = true: which token begins a text\? .* has none that is known"):
+        begin(folder(["<eos>"], TAGS), True)
+    with pytest.raises(UserError, match=r"the names in .*'<bos>' \(id 1\), '<s>' \(id 2\)"):
+        begin(folder(["<eos>", "<bos>", "<s>"], []), True)
+    for value in ("bytes", "bpe:400"):
+        with pytest.raises(UserError, match=rf"data\.bos = true: data\.tokenizer = '{value}' has no begin-of-text"):
+            parse_tokenizer(value, None, True)
+
+
+def test_prepared_documents_are_framed_as_the_library_frames_them(folder: Callable[..., Path], tmp_path: Path) -> None:
+    path = folder(SPECIAL, TAGS, TWICE)
+    texts = ["abc", "cab", "bca ab", "c b a"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    found = {}
+    for choice in ("auto", False):
+        section = DataSection(
+            corpus=str(tmp_path / "a.jsonl"), tokenizer=str(path), bos=choice, directory=str(tmp_path / "cache")
+        )
+        prepared = prepare(section, lambda line: None)
+        assert open_prepared(prepared.path) == prepared
+        streams = prepared.streams(prepared.parts[0])
+        found[choice] = sorted(token for stream in streams for token in stream.read(0, len(stream)).tolist())
+    inner = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    assert found["auto"] == sorted(number for text in texts for number in inner.encode(text).ids)
+    assert len(found["auto"]) == len(found[False]) + 2 * len(texts)
+    lines = corpus_lines(corpus_summary(prepare(section.model_copy(update={"bos": "auto"}), lambda line: None)))
+    assert "documents         <bos> (id 2) <pad> (id 0) before each, <eos> (id 1) behind it" in lines

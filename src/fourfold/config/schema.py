@@ -49,6 +49,8 @@ class DataSection(Section):
     eos: Annotated[int, Field(ge=0)] | None = None
     """Id of the end-of-text token in a `tokenizer.json`. Left out: what the files of its folder state; where these leave
     two candidates, the run asks for this key."""
+    bos: bool | Literal["auto"] = "auto"
+    """Whether the tokenizer's begin-of-text token stands before every document. `"auto"`: as its post-processor does."""
     text_key: str = "text"
     """Field of a JSON line, or column of a parquet file, that holds a document's text."""
     document_mask: bool = False

@@ -47,7 +47,7 @@ def build_cache(
         part_folder = folder / f"part-{number}"
         part_folder.mkdir()
         if isinstance(corpus, TextCorpus):
-            sizes = _encode(corpus, tokenizer, part_folder, report)
+            sizes = _encode(corpus, tokenizer, spec.bos, part_folder, report)
         else:
             sizes = _count(corpus, tokenizer, tokenizer_name, part_folder)
         parts.append({**corpus.manifest(), "folder": part_folder.name, **sizes})
@@ -56,6 +56,7 @@ def build_cache(
         "tokenizer": tokenizer_name,
         "vocab_size": tokenizer.vocab_size,
         "eos": tokenizer.eos,
+        "bos": spec.bos,
         "parts": parts,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -67,7 +68,9 @@ def _training_texts(corpora: Sequence[Corpus]) -> Iterator[str]:
             yield from first_chars((train for train, _ in corpus.documents() if train), TRAINING_CHARS)
 
 
-def _encode(corpus: TextCorpus, tokenizer: Tokenizer, folder: Path, report: Report) -> dict[str, int]:
+def _encode(
+    corpus: TextCorpus, tokenizer: Tokenizer, begin: tuple[int, ...], folder: Path, report: Report
+) -> dict[str, int]:
     begun = reported = time.perf_counter()
     num_chars = 0
     counts = np.zeros((2, tokenizer.vocab_size), np.int64)
@@ -77,7 +80,8 @@ def _encode(corpus: TextCorpus, tokenizer: Tokenizer, folder: Path, report: Repo
     ):
         for batch in _batched(corpus):
             for side, writer in enumerate((train, validation)):
-                counts[side] += _append(writer, tokenizer, [pair[side] for pair in batch if pair[side]])
+                texts = [pair[side] for pair in batch if pair[side]]
+                counts[side] += _append(writer, tokenizer, begin, texts)
             num_chars += sum(len(text) for pair in batch for text in pair)
             if time.perf_counter() - reported > _REPORT_SECONDS:
                 reported = time.perf_counter()
@@ -110,12 +114,12 @@ def _batched(corpus: TextCorpus) -> Iterator[list[tuple[str, str]]]:
         yield batch
 
 
-def _append(writer: IndexedWriter, tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
-    """Writes documents, each with end-of-text behind it; returns the occurrences of each id, int64 [vocab_size]."""
+def _append(writer: IndexedWriter, tokenizer: Tokenizer, begin: tuple[int, ...], texts: list[str]) -> np.ndarray:
+    """Writes documents, each with `begin` before it and end-of-text behind it; returns the occurrences of each id, int64 [vocab_size]."""
     if not texts:
         return np.zeros(tokenizer.vocab_size, np.int64)
-    end = np.array([tokenizer.eos], np.int32)
-    documents = [np.concatenate([ids, end]) for ids in tokenizer.encode_batch(texts)]
+    start, end = np.array(begin, np.int32), np.array([tokenizer.eos], np.int32)
+    documents = [np.concatenate([start, ids, end]) for ids in tokenizer.encode_batch(texts)]
     for ids in documents:
         writer.append(ids)
     return np.bincount(np.concatenate(documents), minlength=tokenizer.vocab_size)

@@ -20,6 +20,9 @@ from fourfold.data.prepared import FORMAT, PreparedData, PreparedPart, open_prep
 from fourfold.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from fourfold.data.unigram import unigram_entropies
 
+_ENCODING = 3
+"""Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
+
 
 def prepare(section: DataSection, report: Report) -> PreparedData:
     """Builds the tokens of a corpus, or finds them built, below `section.directory`.
@@ -28,7 +31,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     tokens: every call reads the corpus to compute it, so that a changed file is a new folder. Any number of processes
     may call this at once. `report` is called with a line of text now and then. Raises `UserError` and `RunFailure`.
     """
-    spec = parse_tokenizer(section.tokenizer, section.eos)
+    spec = parse_tokenizer(section.tokenizer, section.eos, section.bos)
     stated = [CorpusPart(path=section.corpus)] if isinstance(section.corpus, str) else section.corpus
     if not stated:
         raise UserError(f"data.corpus = []: a blend has at least one part; {WORKS}")
@@ -54,6 +57,10 @@ def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
             f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} is a Megatron pair, which holds token ids and "
             'no text to train a tokenizer on; what works: the path of the tokenizer.json it was made with, or "bytes"'
         )
+    if section.bos is True:
+        raise UserError(
+            f"data.bos = true: data.corpus {name!r} is a Megatron pair, whose tokens are read as they are; leave data.bos out"
+        )
     return scan_megatron(name, prefix, section.validation_every)
 
 
@@ -66,7 +73,7 @@ def _corpus_id(corpora: Sequence[Corpus]) -> str:
 def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection, spec: TokenizerSpec) -> str:
     # A Megatron pair stays where it is, so the same pair in another place needs a description of its own.
     places = [corpus.prefix for corpus in corpora if isinstance(corpus, MegatronCorpus)]
-    settings = json.dumps([FORMAT, section.text_key, section.validation_every, places])
+    settings = json.dumps([_ENCODING, section.text_key, section.validation_every, places])
     return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
 
 
@@ -104,6 +111,7 @@ def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
         tokenizer=manifest["tokenizer"],
         vocab_size=manifest["vocab_size"],
         eos=manifest["eos"],
+        bos=tuple(manifest["bos"]),
         parts=parts,
         unigram_entropy_nats=validation_nats,
         unigram_train_entropy_nats=train_nats,

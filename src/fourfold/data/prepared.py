@@ -38,6 +38,7 @@ class PreparedPart:
 class PreparedData:
     """Tokens ready to be trained on. `path` is this description's own file, which `open_prepared` reads in any process.
 
+    bos: the ids that stand before every document of text, () for none.
     unigram_entropy_nats: cross-entropy per validation token under the smoothed unigram distribution of training tokens.
     unigram_train_entropy_nats: entropy of the training tokens' own unigram distribution.
     """
@@ -50,6 +51,7 @@ class PreparedData:
     parts: tuple[PreparedPart, ...]
     unigram_entropy_nats: float
     unigram_train_entropy_nats: float
+    bos: tuple[int, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -137,7 +139,8 @@ def open_prepared(path: Path | str) -> PreparedData:
         if table.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         parts = tuple(PreparedPart(**part) for part in table.pop("parts"))
-        return PreparedData(path=file.absolute(), parts=parts, **table)
+        bos = tuple(table.pop("bos", ()))
+        return PreparedData(path=file.absolute(), parts=parts, bos=bos, **table)
     except OSError as error:
         raise RunFailure(f"{file}: cannot be read: {error.strerror}; prepare the data again") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -1,14 +1,16 @@
-"""The special token that ends a document, as the files of a tokenizer's folder state it."""
+"""The special tokens that end and begin a document, as the files of a tokenizer's folder state them."""
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from fourfold.config import UserError
 from fourfold.data.tokenizer_file import TokenizerFile, as_list, as_table, beside, is_id
 
 _END_NAMES = frozenset({"eos", "eod", "eot", "eotid", "endoftext", "endofsentence", "endofdocument", "imend"})
 """Usual names of an end-of-text token without their brackets: `<eos>`, `<|endoftext|>`, `<|eot_id|>`; beside them, `</s>`."""
+_BEGIN_NAMES = frozenset({"bos", "bod", "bot", "beginoftext", "beginofsentence", "startoftext"})
+"""Usual names of a begin-of-text token, likewise; beside them, `<s>`."""
 
 
 def end_of_text(file: TokenizerFile, stated: int | None = None) -> int:
@@ -30,7 +32,7 @@ def end_of_text(file: TokenizerFile, stated: int | None = None) -> int:
     if not candidates:
         candidates, where = set(frame(file)[1][-1:]), "what stands in"
     if not candidates:
-        named = {number for text, number in file.special_ids().items() if _ends(text)}
+        named = {number for text, number in file.special_ids().items() if _named(text, "</s>", _END_NAMES)}
         candidates, where = named, "the names in"
     if len(candidates) == 1:
         return candidates.pop()
@@ -39,11 +41,48 @@ def end_of_text(file: TokenizerFile, stated: int | None = None) -> int:
             f"data.eos is not stated, and {where} {file.path} leave {len(candidates)} tokens that may end a document: "
             f"{_listed(ids, candidates)}; state one, for example data.eos = {min(candidates)}"
         )
-    plain = [number for text, number in ids.items() if _ends(text)]
+    plain = [number for text, number in ids.items() if _named(text, "</s>", _END_NAMES)]
     entries = f" (not special, so that text may hold them: {_listed(ids, plain)})" if plain else ""
     raise UserError(
         f"data.tokenizer: {file.path} has no special token that is known to end a document{entries}; state the id of the one it "
         f"has, for example data.eos = {min(plain, default=0)}, or put a tokenizer_config.json with eos_token beside it"
+    )
+
+
+def begin_of_text(file: TokenizerFile, choice: bool | Literal["auto"]) -> tuple[int, ...]:
+    """The ids that stand before every document, () for none. `choice` is `data.bos`.
+
+    "auto": what the tokenizer's own post-processor puts before a text, where `add_bos_token` in tokenizer_config.json does not say
+    otherwise. True: the same or, where it puts nothing, the begin-of-text token, found as `end_of_text` finds the other one.
+    Raises `UserError` where that is not known, and where the two files say different things and the choice is "auto".
+    """
+    if choice is False:
+        return ()
+    before = frame(file)[0]
+    if choice == "auto":
+        stated = beside(file, "tokenizer_config.json").get("add_bos_token") if _owns_folder(file) else None
+        if isinstance(stated, bool) and stated != bool(before):
+            puts = "puts a token before a text" if before else "puts nothing before a text"
+            raise UserError(
+                f'data.bos = "auto": the post-processor of {file.path} {puts}, but tokenizer_config.json beside it says add_bos_token = '
+                f"{str(stated).lower()}; state which is meant: data.bos = true, or data.bos = false"
+            )
+        return before
+    if before:
+        return before
+    ids = file.ids()
+    candidates, where = _stated_in_folder(file, ids, "bos")
+    if not candidates:
+        candidates = {number for text, number in file.special_ids().items() if _named(text, "<s>", _BEGIN_NAMES)}
+        where = "the names in"
+    if len(candidates) == 1:
+        return (candidates.pop(),)
+    found = (
+        f"{where} {file.path} leave {_listed(ids, candidates)}" if candidates else f"{file.path} has none that is known"
+    )
+    raise UserError(
+        f"data.bos = true: which token begins a text? {found}; put a tokenizer_config.json with bos_token beside it, or state "
+        "data.bos = false"
     )
 
 
@@ -74,7 +113,7 @@ def _frame(processor: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]
 def _stated_in_folder(file: TokenizerFile, ids: dict[str, int], role: str) -> tuple[set[int], str]:
     """(ids, the files that state them). Files beside a tokenizer under another name than tokenizer.json may be another's."""
     statements: list[tuple[str, set[int]]] = []
-    if file.path.name != "tokenizer.json":
+    if not _owns_folder(file):
         return set(), ""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = beside(file, name).get(f"{role}_token")
@@ -82,8 +121,8 @@ def _stated_in_folder(file: TokenizerFile, ids: dict[str, int], role: str) -> tu
         if isinstance(text, str) and text:
             if text not in ids:
                 raise UserError(
-                    f"{file.path.parent / name}: {role}_token = {text!r} is no token of {file.path.name}; state the id of the one "
-                    f"that is meant, for example data.eos = 0, or correct {name}"
+                    f"{file.path.parent / name}: {role}_token = {text!r} is no token of {file.path.name}; correct {name}, or state "
+                    f"{'the id of the one that is meant, for example data.eos = 0' if role == 'eos' else 'data.bos = false'}"
                 )
             statements.append((name, {ids[text]}))
     config = beside(file, "config.json")
@@ -98,8 +137,13 @@ def _stated_in_folder(file: TokenizerFile, ids: dict[str, int], role: str) -> tu
     return agreed or set.union(*(numbers for _, numbers in statements)), where
 
 
-def _ends(text: str) -> bool:
-    return text == "</s>" or (re.search(r"\W", text) is not None and re.sub(r"[^a-z]", "", text.lower()) in _END_NAMES)
+def _owns_folder(file: TokenizerFile) -> bool:
+    return file.path.name == "tokenizer.json"
+
+
+def _named(text: str, plain: str, names: frozenset[str]) -> bool:
+    """Whether a token is `plain`, or one of the names in brackets of any kind."""
+    return text == plain or (re.search(r"\W", text) is not None and re.sub(r"[^a-z]", "", text.lower()) in names)
 
 
 def _listed(ids: dict[str, int], chosen: Iterable[int]) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fourfold.config import UserError
 from fourfold.config.beside import where_looked
-from fourfold.data.special_tokens import end_of_text
+from fourfold.data.special_tokens import begin_of_text, end_of_text
 from fourfold.data.tokenizer_file import SPEC_ALLOWED, read_tokenizer_file
 
 BYTES_VOCAB_SIZE = 257
@@ -19,24 +19,33 @@ MIN_BPE_VOCAB, MAX_BPE_VOCAB = 300, 1_000_000
 @dataclass(frozen=True)
 class TokenizerSpec:
     """A checked `data.tokenizer`. `identity`: a short name for it, safe in a file name, that changes when it changes.
-    `eos`: the id of a file's end-of-text token."""
+    `eos`: the id of a file's end-of-text token. `bos`: the ids that stand before every document."""
 
     kind: Literal["bytes", "bpe", "file"]
     identity: str
     vocab_size: int = 0
     path: Path = Path()
     eos: int | None = None
+    bos: tuple[int, ...] = ()
 
 
-def parse_tokenizer(value: str, eos: int | None = None) -> TokenizerSpec:
-    """Checks `data.tokenizer`, and `data.eos` beside it; reads the files of a tokenizer's folder.
+def parse_tokenizer(value: str, eos: int | None = None, bos: bool | Literal["auto"] = "auto") -> TokenizerSpec:
+    """Checks `data.tokenizer`, and `data.eos` and `data.bos` beside it; reads the files of a tokenizer's folder.
 
     Raises `UserError` naming what is allowed."""
     spec = _parse(value)
     if spec.kind == "file":
         file = read_tokenizer_file(spec.path)
-        end = end_of_text(file, eos)
-        return replace(spec, identity=f"file-{sha256(file.content).hexdigest()[:12]}-eos{end}", eos=end)
+        end, begin = end_of_text(file, eos), begin_of_text(file, bos)
+        identity = "-".join(
+            [f"file-{sha256(file.content).hexdigest()[:12]}-eos{end}", *(f"bos{number}" for number in begin)]
+        )
+        return replace(spec, identity=identity, eos=end, bos=begin)
+    if bos is True:
+        raise UserError(
+            f"data.bos = true: data.tokenizer = {value!r} has no begin-of-text token; leave data.bos out, or name a tokenizer.json "
+            "as data.tokenizer"
+        )
     if eos is not None:
         raise UserError(
             f"data.eos = {eos}: data.tokenizer = {value!r} makes its own end-of-text token; leave data.eos out, or name a "

@@ -7,6 +7,7 @@ from fourfold.config import RunFailure
 from fourfold.config.errors import shortened
 from fourfold.config.whole_file import bounded
 from fourfold.data.prepared import PreparedData
+from fourfold.data.tokenizer_file import read_tokenizer_file
 from fourfold.report.units import format_nats
 
 _SAMPLE_TOKENS = 1 << 16
@@ -32,6 +33,9 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
         "corpus_id": prepared.corpus_id,
         "tokenizer": prepared.tokenizer,
         "vocab_size": prepared.vocab_size,
+        "eos": prepared.eos,
+        "bos": list(prepared.bos),
+        "special_tokens": _special_tokens(prepared),
         "train_tokens": prepared.train_tokens,
         "validation_tokens": prepared.validation_tokens,
         "unigram_entropy_nats": prepared.unigram_entropy_nats,
@@ -67,6 +71,12 @@ def _files(prepared: PreparedData) -> list[int]:
         ) from None
 
 
+def _special_tokens(prepared: PreparedData) -> dict[str, str]:
+    """The texts of the tokens that stand before and behind documents, by their ids."""
+    texts = {number: text for text, number in read_tokenizer_file(prepared.tokenizer_path).ids().items()}
+    return {str(number): texts.get(number, "") for number in (*prepared.bos, prepared.eos)}
+
+
 def _excerpt(prepared: PreparedData) -> str:
     tokens = prepared.streams(prepared.parts[0])[0].read(0, _EXCERPT_TOKENS)
     return prepared.load_tokenizer().decode(tokens)
@@ -83,11 +93,14 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
         )
     length = summary["bytes_per_token"]
     mean = f", {length:.2f} bytes a token" if length else ""
+    named = {int(number): f"{text} (id {number})" for number, text in summary["special_tokens"].items()}
+    begin = " ".join(named[number] for number in summary["bos"]) or "no token"
     entropy = format_nats(summary["unigram_entropy_nats"], length)
     return [
         *lines,
         f"tokens            {summary['train_tokens']:,} to train on, {summary['validation_tokens']:,} for validation",
         f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
+        f"documents         {begin} before each, {named[summary['eos']]} behind it",
         f"unigram loss      {entropy}: that of knowing only how often each token occurs",
         f"corpus id         {summary['corpus_id']}",
         f"prepared          {summary['prepared']}",

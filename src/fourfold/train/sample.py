@@ -79,7 +79,7 @@ def generate(
     tokenizer = prepared.load_tokenizer()
     generator = Generator(model, reader)
     rng = torch.Generator().manual_seed(seed)
-    ids = [tokenizer.eos, *tokenizer.encode_batch([prompt])[0].tolist()]
+    ids = [*(prepared.bos or (tokenizer.eos,)), *tokenizer.encode_batch([prompt])[0].tolist()]
     start = len(ids)
     for _ in range(tokens):
         logits = generator.next_logits(torch.tensor(ids[-config.batch.sequence_length :]))[: tokenizer.vocab_size]
@@ -90,4 +90,4 @@ def generate(
         if chosen == tokenizer.eos and len(ids) > start:
             break
         ids.append(chosen)
-    return tokenizer.decode(ids[1:])
+    return tokenizer.decode(ids[len(prepared.bos) or 1 :])
