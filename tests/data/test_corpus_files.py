@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from fourfold.config import UserError
+from fourfold.data import json_values
 from fourfold.data.corpus import list_sources
 from fourfold.data.formats import read_documents
 from fourfold.data.manifest import TextCorpus, scan_text
@@ -58,7 +59,7 @@ def test_every_json_lines_variant_holds_the_same_documents(tmp_path: Path, name:
 
 
 def test_parquet_holds_the_same_documents(tmp_path: Path) -> None:
-    table = pyarrow.table({"body": [*TEXTS, None, ""], "n": list(range(6))})
+    table = pyarrow.table({"body": [*TEXTS, ""], "n": list(range(5))})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2)
     assert texts_of(tmp_path / "a.parquet", "body") == TEXTS
 
@@ -71,20 +72,80 @@ def test_a_text_file_is_one_document_byte_for_byte(tmp_path: Path, suffix: str) 
     assert texts_of(tmp_path) == [text]
 
 
-def test_json_that_is_one_value_stays_text(tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text('{\n "text": "x"\n}\n')
-    (tmp_path / "small.json").write_text('{"depth": 3}\n')
-    assert texts_of(tmp_path) == ['{\n "text": "x"\n}\n', '{"depth": 3}\n']
+JSON_LAYOUTS: dict[str, Callable[[list[dict[str, str]]], str]] = {
+    "an array on one line": json.dumps,
+    "an array, printed": lambda records: json.dumps(records, indent=2),
+    "an array, one record a line": lambda records: "[\n" + ",\n".join(map(json.dumps, records)) + "\n]\n",
+    "records, printed": lambda records: "\n".join(json.dumps(record, indent=1) for record in records),
+    "records behind each other": lambda records: "".join(map(json.dumps, records)),
+    "one record a line": lambda records: "\n".join(map(json.dumps, records)),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("layout", JSON_LAYOUTS)
+def test_records_in_json_are_documents_in_every_layout(
+    tmp_path: Path, layout: str, suffix: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    texts = [*TEXTS, 'brackets ]}[{ and \\ " quotes', "x" * 200]
+    content = JSON_LAYOUTS[layout]([{"id": "7", "text": text} for text in texts]).encode()
+    (tmp_path / f"a.json{suffix}").write_bytes(gzip.compress(content) if suffix else content)
+    assert texts_of(tmp_path) == texts
+
+
+def test_one_printed_record_is_a_document(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{\n "text": "x"\n}\n')
+    assert texts_of(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    "content", ['{"depth": 3}\n', "[1,\n2]\n", '{\n "a": [],\n "b": 1}', "[]", '// a comment\n{"a": 1}', "3"]
+)
+def test_json_without_records_stays_text(tmp_path: Path, content: str) -> None:
+    (tmp_path / "settings.json").write_text(content)
+    assert texts_of(tmp_path) == [content]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"text": "a"},\n{"body": "b"}]', r"record 2 \(line 2\) has no key 'text'.*its keys: body"),
+        ('[{"body": "a"}]', r"record 1 \(line 1\) has no key 'text'"),
+        ('[{"text": "a"},\n\n null]', r"record 2 \(line 3\) holds null, not an object"),
+        ('[{"text": "a"},\n{"text": "b"}', "line 2 ends inside the array"),
+        ('[{"text": "a"}\n{"text": "b"}]', "line 2 has no comma or ] here"),
+        ('[{"text": "a"},{"text": "b"},\n {"text": b}' + " " * 99, r"line 2 is not valid JSON \(Expecting value\)"),
+        ('[{"text": "a", "b": 0x1},\n{"text": "b"}]', r"line 1 is not valid JSON"),
+        ('{\n "text": "a', r"line 2 is not valid JSON \(Unterminated string"),
+        ('[{"text": "a"}] []', "holds something behind the array"),
+        ('{"data": [{"text": "a"}],\n "version": 1}', "holds its records under the key 'data'"),
+        (
+            '{\n"text": "a"}\n{\n"text": ["b"]}',
+            r"record 2 \(line 3\) holds an array under the key 'text', not a string",
+        ),
+        ('[{"text": "a"}, ' + "[" * 100_000, "line 1 is nested too deeply"),
+    ],
+)
+def test_what_is_wrong_with_json_records_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(UserError, match=message) as caught:
+        texts_of(tmp_path)
+    assert str(tmp_path / "a.json") in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (b'{"text": "cut', "line 2 is not valid JSON"),
-        (b'["text"]', "line 2 holds list, not an object"),
+        (b'["text"]', "line 2 holds an array, not an object"),
         (b'{"body": "x"}', "no key 'text' (data.text_key); its keys: body"),
-        (b'{"text": 3}', "key 'text' holds int, not a string"),
-        (b'{"text": "\xff"}', "line 2 is not valid JSON"),
+        (b'{"text": 3}', "line 2 holds a number under the key 'text', not a string"),
+        (b'{"text": null}', "line 2 holds null under the key 'text', not a string"),
+        (b'{"text": "\xff"}', "line 2 is not UTF-8 (byte 0xff at position 11)"),
+        (bytes(64), "line 2 holds zero bytes alone"),
+        (b'{"text": "a\0"}', "line 2 holds zero bytes,"),
         (b"[" * 100_000, "line 2 is not valid JSON"),
     ],
 )

@@ -1,13 +1,16 @@
-"""Documents out of one file: plain text, JSON Lines or Parquet, as it is or compressed."""
+"""Documents out of one file: plain text, JSON or Parquet, as it is or compressed."""
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, BinaryIO, Literal
 
 from fourfold.config import UserError
+from fourfold.data.json_values import JsonSyntaxError, JsonValues
+from fourfold.data.records import BadRecord, record_of_line, text_of
 from fourfold.data.source import MAX_DOCUMENT_BYTES, Source, open_decompressed, open_stored
 
-Kind = Literal["text", "jsonl", "parquet"]
+Kind = Literal["text", "jsonl", "json", "parquet"]
 
 
 class NotTextError(Exception):
@@ -15,19 +18,29 @@ class NotTextError(Exception):
 
 
 def read_documents(source: Source, text_key: str) -> Iterator[str]:
-    """The documents of one file in order; empty ones are left out.
+    """The documents of one file in order; empty ones are left out. Raises `UserError` for a record that holds none."""
+    for record in read_records(source, text_key):
+        if isinstance(record, BadRecord):
+            raise record.error()
+        yield record
 
-    `.jsonl`, `.ndjson`, and `.json.gz` / `.json.zst` hold one object a line; so does a bare `.json` whose first line is
-    an object that holds `text_key` or is followed by another line. `.parquet` has a string column `text_key`. Anything
-    else is text, with the file as one document. `.gz` and `.zst` may follow any name but Parquet's.
 
-    Raises `NotTextError` for a binary text file, `UserError` naming file and line for everything else.
+def read_records(source: Source, text_key: str) -> Iterator[str | BadRecord]:
+    """The documents of one file in order, and its records that hold none; empty documents are left out.
+
+    `.jsonl` and `.ndjson` hold one object a line. `.json` holds the same, or one array of objects, or objects behind each other
+    on any number of lines; where it holds something else (settings, a list of numbers), it is text. `.parquet` has a string column
+    `text_key`. Anything else is text, with the file as one document. A compression's suffix may follow any name but Parquet's.
+
+    Raises `NotTextError` for a binary text file, `UserError` naming file and line for what stops it from being read further.
     """
     kind, compression = _kind_of(source, text_key)
     if kind == "parquet":
         documents = _parquet(source, text_key)
     elif kind == "jsonl":
         documents = _json_lines(source, compression, text_key)
+    elif kind == "json":
+        documents = _json_values(source, compression, text_key)
     else:
         documents = _text(source, compression)
     return (document for document in documents if document)
@@ -39,22 +52,46 @@ def _kind_of(source: Source, text_key: str) -> tuple[Kind, str]:
     name = name.removesuffix(compression)
     if name.endswith(".parquet"):
         return "parquet", compression
-    if name.endswith((".jsonl", ".ndjson")) or (
-        name.endswith(".json") and (compression or _is_json_lines(source, text_key))
-    ):
+    if name.endswith((".jsonl", ".ndjson")):
         return "jsonl", compression
-    return "text", compression
+    return (_kind_of_json(source, compression, text_key) if name.endswith(".json") else "text"), compression
 
 
-def _is_json_lines(source: Source, text_key: str) -> bool:
-    """Tells a file of JSON objects, one a line, from one JSON value, which is kept as text."""
-    with open_stored(source) as stream:
-        first, second = stream.readline(), stream.readline(1 << 20)
+def _kind_of_json(source: Source, compression: str, text_key: str) -> Kind:
+    """Tells objects, one a line, from records in an array or on several lines, and both from other JSON, which is kept as text."""
+    with open_decompressed(source, compression) as stream:
+        first, second = stream.readline(MAX_DOCUMENT_BYTES), stream.readline(1 << 20)
     try:
         record = json.loads(first)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and (text_key in record or bool(second.strip()))
+        record = None
+    if isinstance(record, dict) and (text_key in record or second.strip()):
+        return "jsonl"
+    with open_decompressed(source, compression) as stream:
+        reader, found = JsonValues(stream), list[Any]()
+        try:
+            is_array = reader.peek() == "["
+            found.extend(value for _, value in islice(reader.values(), 2))
+        except JsonSyntaxError:
+            if not found and reader.holds_key(text_key):
+                return "json"  # to be refused with the line of the mistake
+    if not found or not isinstance(found[0], dict):
+        return "text"
+    if is_array or text_key in found[0] or len(found) > 1:
+        return "json"
+    _refuse_inner_records(source, found[0], text_key)
+    return "text"
+
+
+def _refuse_inner_records(source: Source, table: dict[str, Any], text_key: str) -> None:
+    """Raises `UserError` for records that stand under a key of one large object, which would be trained on as JSON's syntax."""
+    for key, value in table.items():
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, dict) and text_key in first:
+            raise UserError(
+                f"{source.location}: holds its records under the key {key!r} of one object; what works: the array alone, or JSON "
+                f"Lines, one record a line"
+            )
 
 
 def _text(source: Source, compression: str) -> Iterator[str]:
@@ -83,43 +120,29 @@ def _check_length(document: bytes, where: str, compression: str) -> None:
         )
 
 
-def _json_lines(source: Source, compression: str, text_key: str) -> Iterator[str]:
+def _json_lines(source: Source, compression: str, text_key: str) -> Iterator[str | BadRecord]:
     with open_decompressed(source, compression) as stream:
         for number, line in enumerate(_lines(stream, compression), start=1):
             if not line.strip():
                 continue
             where = f"{source.location}: line {number}"
             _check_length(line, where, compression)
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{where} is not valid JSON ({error}); each line must be one object") from None
-            yield _text_of(record, text_key, where)
+            yield record_of_line(line, text_key, where)
 
 
-def _text_of(record: Any, text_key: str, where: str) -> str:
-    example = f'a line that works: {{"{text_key}": "some text"}}'
-    if not isinstance(record, dict):
-        raise UserError(f"{where} holds {type(record).__name__}, not an object; {example}")
-    if text_key not in record:
-        keys = ", ".join(sorted(map(str, record))) or "none"
-        raise UserError(f"{where} has no key {text_key!r} (data.text_key); its keys: {keys}; {example}")
-    text = record[text_key]
-    if not isinstance(text, str):
-        raise UserError(f"{where}: key {text_key!r} holds {type(text).__name__}, not a string; {example}")
-    return _without_lone_surrogates(text)
+def _json_values(source: Source, compression: str, text_key: str) -> Iterator[str | BadRecord]:
+    with open_decompressed(source, compression) as stream:
+        try:
+            for number, (line, value) in enumerate(JsonValues(stream).values(), start=1):
+                yield text_of(value, text_key, f"{source.location}: record {number} (line {line})")
+        except JsonSyntaxError as error:
+            raise UserError(
+                f"{source.location}: {error}, so that what follows cannot be told apart; what works: correct it there, or put the "
+                f"records in JSON Lines, one a line"
+            ) from None
 
 
-def _without_lone_surrogates(text: str) -> str:
-    """JSON can spell half of a surrogate pair, which UTF-8 cannot hold: each becomes U+FFFD."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
-def _parquet(source: Source, text_key: str) -> Iterator[str]:
+def _parquet(source: Source, text_key: str) -> Iterator[str | BadRecord]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -141,10 +164,21 @@ def _parquet(source: Source, text_key: str) -> Iterator[str]:
                     f"{source.location}: column {text_key!r} (data.text_key) holds {column}, not strings; "
                     f"its columns: {', '.join(names)}"
                 )
+            row = 0
             for batch in table.iter_batches(batch_size=1024, columns=[text_key]):
-                yield from (text for text in batch.column(0).to_pylist() if text)
-        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+                for cell in batch.column(0):
+                    row += 1
+                    yield _cell(cell, text_key, f"{source.location}: row {row}")
+        except (pyarrow.ArrowException, OSError) as error:
             raise UserError(f"{source.location} is not a readable Parquet file: {_first_line(error)}") from None
+
+
+def _cell(cell: Any, text_key: str, where: str) -> str | BadRecord:
+    try:
+        text: str | None = cell.as_py()
+    except UnicodeDecodeError:
+        return BadRecord(where, f"is not UTF-8 in the column {text_key!r}", text_key)
+    return BadRecord(where, f"is null in the column {text_key!r}", text_key) if text is None else text
 
 
 def _first_line(error: BaseException) -> str:
