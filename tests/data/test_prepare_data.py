@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -254,6 +255,24 @@ def test_a_blend_shares_one_tokenizer_and_reweighs_without_encoding(
     assert [part.weight for part in second.parts] == [0.5, 0.5]
     assert (open_prepared(first.path), open_prepared(second.path)) == (first, second)
     assert first.unigram_entropy_nats != second.unigram_entropy_nats
+
+
+def test_tokens_found_by_content_are_described_by_the_names_of_this_run(
+    text_folder: Path, tmp_path: Path, prepared_with: Prepare
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(text_folder, copy)
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        ByteTokenizer().save(tmp_path / place / "tokenizer.json")
+    names = [(str(path), str(tmp_path / place)) for path, place in ((text_folder, "one"), (copy, "two"), (copy, "one"))]
+    asked = [prepared_with(corpus=corpus, tokenizer=tokenizer) for corpus, tokenizer in names]
+    assert len({prepared.folder for prepared in asked}) == 1
+    assert len({prepared.path for prepared in asked}) == 3
+    assert [(prepared.parts[0].name, prepared.tokenizer) for prepared in asked] == names
+    assert [open_prepared(prepared.path) for prepared in asked] == asked
+    assert [prepared_with(corpus=corpus, tokenizer=tokenizer) for corpus, tokenizer in names] == asked
+    assert len({prepared.fingerprint() for prepared in asked}) == 1
 
 
 def test_a_blend_of_nothing_is_refused(prepared_with: Prepare) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -43,7 +43,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     )
     if not ensure_folder(folder, build):
         report(f"tokens found in {folder}")
-    prepared = _describe(folder, [part.weight for part in stated])
+    prepared = _describe(folder, corpora, section, [part.weight for part in stated])
     _check_document_mask(prepared, section)
     return prepared
 
@@ -77,24 +77,29 @@ def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection
     return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
 
 
-def _describe(folder: Path, weights: Sequence[float]) -> PreparedData:
-    """The description of a cache folder under the given weights, which decide no token: other weights reuse it."""
+def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, weights: Sequence[float]) -> PreparedData:
+    """The description of a cache folder for this run. Its weights, and the names that it asks by, decide no token: another run
+    that finds the same tokens has a description of its own, in which it finds its names."""
     shares = [weight / sum(weights) for weight in weights]
-    is_blend = len(shares) > 1
-    path = folder / (f"prepared-{sha256(repr(shares).encode()).hexdigest()[:8]}.json" if is_blend else "prepared.json")
-    if not path.exists():
+    found = _from_manifest(folder, shares)
+    parts = tuple(replace(part, name=corpus.name) for part, corpus in zip(found.parts, corpora, strict=True))
+    prepared = replace(found, tokenizer=section.tokenizer, parts=parts)
+    if prepared != found or len(shares) > 1:
+        prepared = replace(prepared, path=folder / f"prepared-{sha256(prepared.dump().encode()).hexdigest()[:8]}.json")
+    if not prepared.path.exists():
         try:
-            write_whole(path, _from_manifest(path, shares).dump())
+            write_whole(prepared.path, prepared.dump())
         except OSError as error:
-            raise RunFailure(f"{path}: cannot be written: {error}") from None
-    prepared = open_prepared(path)
+            raise RunFailure(f"{prepared.path}: cannot be written: {error}") from None
+    prepared = open_prepared(prepared.path)
     for part in prepared.parts:
         prepared.streams(part)
     return prepared
 
 
-def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
-    source = path.parent / "manifest.json"
+def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
+    """The description for the run that made the folder."""
+    source = folder / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(source.read_bytes())
         stated = [
@@ -102,11 +107,11 @@ def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
         ]
         parts = tuple(PreparedPart(**{each.name: part[each.name] for each in fields(PreparedPart)}) for part in stated)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFailure(f"{source}: is damaged ({error}); delete {path.parent} and prepare the data again") from None
-    counts = [read_array(path.parent / part.folder / "counts.npy") for part in parts]
+        raise RunFailure(f"{source}: is damaged ({error}); delete {folder} and prepare the data again") from None
+    counts = [read_array(folder / part.folder / "counts.npy") for part in parts]
     validation_nats, train_nats = unigram_entropies([c[0] for c in counts], [c[1] for c in counts], shares)
     return PreparedData(
-        path=path,
+        path=folder / "prepared.json",
         corpus_id=manifest["corpus_id"],
         tokenizer=manifest["tokenizer"],
         vocab_size=manifest["vocab_size"],
