@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow
@@ -13,6 +14,7 @@ import pytest
 import zstandard
 
 from fourfold.config import UserError
+from fourfold.config.schema import DataSection
 from fourfold.data import json_values
 from fourfold.data.corpus import list_sources
 from fourfold.data.formats import read_documents
@@ -22,8 +24,9 @@ from fourfold.data.stdlib import is_generated_table
 NOWHERE = Path("/nonexistent-cache")
 
 
-def scan(name: Path | str, text_key: str = "text", every: int = 5) -> TextCorpus:
-    return scan_text(str(name), text_key, every, NOWHERE)
+def scan(name: Path | str, text_key: str = "text", every: int = 5, **settings: Any) -> TextCorpus:
+    section = {"directory": str(NOWHERE), "text_key": text_key, "validation_every": every, **settings}
+    return scan_text(str(name), DataSection.model_validate(section))
 
 
 def texts_of(name: Path | str, text_key: str = "text") -> list[str]:

@@ -53,6 +53,8 @@ class DataSection(Section):
     """Whether the tokenizer's begin-of-text token stands before every document. `"auto"`: as its post-processor does."""
     text_key: str = "text"
     """Field of a JSON line, or column of a parquet file, that holds a document's text."""
+    bad_records: Literal["error", "skip"] = "error"
+    """A record that holds no document (broken JSON, zero bytes, no text under `text_key`): refused, or left out and counted."""
     document_mask: bool = False
     """Whether attention and positions stay inside a document."""
     document_tokens: PositiveInt | None = None

@@ -115,7 +115,9 @@ def _batched(corpus: TextCorpus) -> Iterator[list[tuple[str, str]]]:
 
 
 def _append(writer: IndexedWriter, tokenizer: Tokenizer, begin: tuple[int, ...], texts: list[str]) -> np.ndarray:
-    """Writes documents, each with `begin` before it and end-of-text behind it; returns the occurrences of each id, int64 [vocab_size]."""
+    """Writes documents, each with `begin` before it and end-of-text behind it.
+
+    Returns the occurrences of each id, int64 [vocab_size]."""
     if not texts:
         return np.zeros(tokenizer.vocab_size, np.int64)
     start, end = np.array(begin, np.int32), np.array([tokenizer.eos], np.int32)

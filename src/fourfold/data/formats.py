@@ -17,12 +17,13 @@ class NotTextError(Exception):
     """The file is no text: it holds a NUL byte or is not UTF-8. Such a file is skipped and counted."""
 
 
-def read_documents(source: Source, text_key: str) -> Iterator[str]:
-    """The documents of one file in order; empty ones are left out. Raises `UserError` for a record that holds none."""
+def read_documents(source: Source, text_key: str, bad_records: Literal["error", "skip"] = "error") -> Iterator[str]:
+    """The documents of one file in order; empty ones are left out. A record that holds none is a `UserError`, or left out too."""
     for record in read_records(source, text_key):
-        if isinstance(record, BadRecord):
+        if not isinstance(record, BadRecord):
+            yield record
+        elif bad_records == "error":
             raise record.error()
-        yield record
 
 
 def read_records(source: Source, text_key: str) -> Iterator[str | BadRecord]:

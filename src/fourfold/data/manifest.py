@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import UserError
+from fourfold.config.schema import DataSection
 from fourfold.data.corpus import WORKS, list_sources
-from fourfold.data.formats import NotTextError, read_documents
+from fourfold.data.formats import NotTextError, read_documents, read_records
+from fourfold.data.records import BadRecord
 from fourfold.data.source import Source, fingerprint
 from fourfold.data.split import Split, SplitSurvey
+
+_NAMED = 3
+"""So many of the records and files that are left out are named in words."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """A scanned text corpus. `skipped`: files left out, by reason; `text_key`: the key in JSON, the column in Parquet."""
+    """A scanned text corpus. `skipped`: files left out, by reason; `text_key`: the key in JSON, the column in Parquet;
+    `bad_records`: those that hold no document and were left out, the first few of them in words in `first_bad_records`."""
 
     name: str
     files: tuple[FileRecord, ...]
@@ -43,12 +49,18 @@ class TextCorpus:
     text_key: str
     corpus_id: str
     sources: tuple[Source, ...]
+    bad_records: int = 0
+    first_bad_records: tuple[str, ...] = ()
 
     def documents(self) -> Iterator[tuple[str, str]]:
         """(training text, validation text) of every document in order; one is empty, except under a tail split."""
         for source in self.sources:
-            for text in read_documents(source, self.text_key):
+            for text in read_documents(source, self.text_key, "skip"):
                 yield self.split.divide(text)
+
+    def left_out(self) -> dict[str, Any]:
+        """What of the corpus is not among its documents, as fields of `PreparedPart`."""
+        return {"bad_records": self.bad_records, "first_bad_records": "; ".join(self.first_bad_records)}
 
     def manifest(self) -> dict[str, Any]:
         """The corpus's part of the manifest, as JSON."""
@@ -57,6 +69,7 @@ class TextCorpus:
             "kind": "text",
             "corpus_id": self.corpus_id,
             "skipped_files": self.skipped,
+            **self.left_out(),
             "validation_rule": asdict(self.split),
             "files": [{**asdict(file), "split": file.split} for file in self.files],
         }
@@ -68,21 +81,28 @@ def identify(files: Iterable[tuple[str, int, str]]) -> str:
     return sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def scan_text(name: str, text_key: str, validation_every: int, exclude: Path) -> TextCorpus:
-    """Reads a text corpus once and says what is in it. `exclude`: the cache's folder, which may lie in the corpus's.
+def scan_text(name: str, section: DataSection) -> TextCorpus:
+    """Reads a text corpus once and says what is in it. The cache's folder, which may lie in the corpus's, is left out.
 
-    Raises `UserError` when it holds no document.
+    Raises `UserError` when it holds no document, and for a record that holds none where `data.bad_records` is "error".
     """
-    listed, skipped = list_sources(name, exclude)
-    survey = SplitSurvey(validation_every)
+    listed, skipped = list_sources(name, Path(section.directory))
+    text_key, survey = section.text_key, SplitSurvey(section.validation_every)
     sources, files = [], []
+    num_bad, first_bad = 0, []
     for source in listed:
         size, digest = fingerprint(source)
         documents = validation = 0
         try:
-            for text in read_documents(source, text_key):
-                documents += 1
-                validation += survey.add(text.encode("utf-8"))
+            for record in read_records(source, text_key):
+                if not isinstance(record, BadRecord):
+                    documents += 1
+                    validation += survey.add(record.encode("utf-8"))
+                    continue
+                if section.bad_records == "error":
+                    raise record.error()
+                num_bad += 1
+                first_bad += [str(record)] if num_bad <= _NAMED else []
         except NotTextError:
             skipped["binary"] += 1
             continue
@@ -94,12 +114,14 @@ def scan_text(name: str, text_key: str, validation_every: int, exclude: Path) ->
     if not files:
         raise UserError(f"data.corpus = {name!r}: holds no text{_explain(listed, skipped)}; {WORKS}")
     split = survey.finish()
-    if split.rule == "tail" and any(len(text) < 2 for source in sources for text in read_documents(source, text_key)):
+    if split.rule == "tail" and any(len(t) < 2 for source in sources for t in read_documents(source, text_key, "skip")):
         raise UserError(f"data.corpus = {name!r}: holds one character, which cannot be divided; {WORKS}")
     if split.rule != "hash":
         files = [_recount(source, file, split, text_key) for source, file in zip(sources, files, strict=True)]
     corpus_id = identify((file.path, file.size_bytes, file.sha256) for file in files)
-    return TextCorpus(name, tuple(files), dict(skipped), split, text_key, corpus_id, tuple(sources))
+    return TextCorpus(
+        *(name, tuple(files), dict(skipped), split, text_key, corpus_id, tuple(sources), num_bad, tuple(first_bad))
+    )
 
 
 def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> FileRecord:
@@ -109,7 +131,7 @@ def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> F
     """
     if split.rule == "tail":
         return replace(file, validation_documents=0)
-    validation = sum(split.is_validation(text.encode("utf-8")) for text in read_documents(source, text_key))
+    validation = sum(split.is_validation(text.encode("utf-8")) for text in read_documents(source, text_key, "skip"))
     return replace(file, validation_documents=validation)
 
 

@@ -16,12 +16,14 @@ from fourfold.data.build import Corpus, Report, build_cache
 from fourfold.data.corpus import WORKS, megatron_prefix
 from fourfold.data.manifest import scan_text
 from fourfold.data.megatron import MegatronCorpus, scan_megatron
-from fourfold.data.prepared import FORMAT, PreparedData, PreparedPart, open_prepared, read_array
+from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
 from fourfold.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from fourfold.data.unigram import unigram_entropies
 
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
+
+_DEFAULTS: dict[str, Any] = {"prefix": "", "bad_records": 0, "first_bad_records": ""}
 
 
 def prepare(section: DataSection, report: Report) -> PreparedData:
@@ -51,7 +53,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
 def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
     prefix = megatron_prefix(name)
     if prefix is None:
-        return scan_text(name, section.text_key, section.validation_every, exclude=Path(section.directory))
+        return scan_text(name, section)
     if spec.kind == "bpe":
         raise UserError(
             f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} is a Megatron pair, which holds token ids and "
@@ -82,7 +84,9 @@ def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, wei
     that finds the same tokens has a description of its own, in which it finds its names."""
     shares = [weight / sum(weights) for weight in weights]
     found = _from_manifest(folder, shares)
-    parts = tuple(replace(part, name=corpus.name) for part, corpus in zip(found.parts, corpora, strict=True))
+    parts = tuple(
+        replace(part, name=corpus.name, **_left_out(corpus)) for part, corpus in zip(found.parts, corpora, strict=True)
+    )
     prepared = replace(found, tokenizer=section.tokenizer, parts=parts)
     if prepared != found or len(shares) > 1:
         prepared = replace(prepared, path=folder / f"prepared-{sha256(prepared.dump().encode()).hexdigest()[:8]}.json")
@@ -97,14 +101,16 @@ def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, wei
     return prepared
 
 
+def _left_out(corpus: Corpus) -> dict[str, Any]:
+    return {} if isinstance(corpus, MegatronCorpus) else corpus.left_out()
+
+
 def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
     """The description for the run that made the folder."""
     source = folder / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(source.read_bytes())
-        stated = [
-            {"prefix": "", **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)
-        ]
+        stated = [{**_DEFAULTS, **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)]
         parts = tuple(PreparedPart(**{each.name: part[each.name] for each in fields(PreparedPart)}) for part in stated)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFailure(f"{source}: is damaged ({error}); delete {folder} and prepare the data again") from None

@@ -21,7 +21,8 @@ _SAMPLES, _SAMPLE_TOKENS = 32, 1024
 @dataclass(frozen=True)
 class PreparedPart:
     """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "".
-    `weight` is the part's share of the samples: the weights of all parts sum to 1."""
+    `weight` is the part's share of the samples: the weights of all parts sum to 1. `bad_records`: records without a document
+    that were left out, the first of them in words in `first_bad_records`."""
 
     name: str
     kind: Literal["text", "megatron"]
@@ -32,6 +33,18 @@ class PreparedPart:
     validation_tokens: int
     train_documents: int
     validation_documents: int
+    bad_records: int = 0
+    first_bad_records: str = ""
+
+    def notices(self) -> list[str]:
+        """A line for each kind of thing that is in the corpus and not in its tokens."""
+        if not self.bad_records:
+            return []
+        named = self.first_bad_records + (
+            "; and more" if self.bad_records > self.first_bad_records.count("; ") + 1 else ""
+        )
+        plural = "s" if self.bad_records > 1 else ""
+        return [f"{self.name}: {self.bad_records:,} record{plural} left out: {named}"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,15 @@ class PreparedData:
     def validation_tokens(self) -> int:
         """Validation tokens of all parts together."""
         return sum(part.validation_tokens for part in self.parts)
+
+    def left_out(self) -> dict[str, int]:
+        """How much of the corpora is not in the tokens, by its kind; empty where all of it is."""
+        counts = {"bad_records": sum(part.bad_records for part in self.parts)}
+        return {kind: count for kind, count in counts.items() if count}
+
+    def notices(self) -> list[str]:
+        """The lines of all parts about what is left out."""
+        return [line for part in self.parts for line in part.notices()]
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer with which the tokens were made."""

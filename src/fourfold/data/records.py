@@ -6,6 +6,8 @@ from typing import Any
 
 from fourfold.config import UserError
 
+_SHOWN_KEYS, _SHOWN_CHARS = 10, 60
+
 
 @dataclass(frozen=True)
 class BadRecord:
@@ -20,7 +22,10 @@ class BadRecord:
 
     def error(self) -> UserError:
         """The refusal, with what works."""
-        return UserError(f'{self}; a line that works: {{"{self.text_key}": "some text"}}')
+        return UserError(
+            f'{self}; a line that works: {{"{self.text_key}": "some text"}}; data.bad_records = "skip" leaves such records out and '
+            "counts them"
+        )
 
 
 def record_of_line(line: bytes, text_key: str, where: str) -> str | BadRecord:
@@ -47,7 +52,11 @@ def text_of(record: Any, text_key: str, where: str) -> str | BadRecord:
     if not isinstance(record, dict):
         return BadRecord(where, f"holds {json_type(record)}, not an object", text_key)
     if text_key not in record:
-        keys = ", ".join(sorted(map(str, record))) or "none"
+        names = [key if key.isprintable() else repr(key) for key in sorted(record)]
+        keys = (
+            ", ".join([name[:_SHOWN_CHARS] for name in names[:_SHOWN_KEYS]] + ["..."] * (len(names) > _SHOWN_KEYS))
+            or "none"
+        )
         return BadRecord(where, f"has no key {text_key!r} (data.text_key); its keys: {keys}", text_key)
     text = record[text_key]
     if not isinstance(text, str):
@@ -59,7 +68,7 @@ def json_type(value: Any) -> str:
     """A value's type as JSON calls it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    names = {dict: "an object", list: "an array", str: "a string"}
+    names: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
     return names.get(type(value), "a number")
 
 

@@ -64,8 +64,8 @@ def begin_of_text(file: TokenizerFile, choice: bool | Literal["auto"]) -> tuple[
         if isinstance(stated, bool) and stated != bool(before):
             puts = "puts a token before a text" if before else "puts nothing before a text"
             raise UserError(
-                f'data.bos = "auto": the post-processor of {file.path} {puts}, but tokenizer_config.json beside it says add_bos_token = '
-                f"{str(stated).lower()}; state which is meant: data.bos = true, or data.bos = false"
+                f'data.bos = "auto": the post-processor of {file.path} {puts}, but tokenizer_config.json beside it says '
+                f"add_bos_token = {str(stated).lower()}; state which is meant: data.bos = true, or data.bos = false"
             )
         return before
     if before:
@@ -106,7 +106,7 @@ def _frame(processor: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]
         if "Sequence" in as_table(piece):
             side = 1
         name = as_table(as_table(piece).get("SpecialToken")).get("id")
-        sides[side].extend(filter(is_id, as_list(as_table(special.get(name)).get("ids"))))
+        sides[side].extend(filter(is_id, as_list(as_table(special.get(str(name))).get("ids"))))
     return tuple(sides[0]), tuple(sides[1])
 
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from fourfold.config import UserError
 from fourfold.config.whole_file import bounded
@@ -77,7 +77,7 @@ def as_text(pair: object) -> str:
     return first if isinstance(first, str) else ""
 
 
-def is_id(value: object) -> bool:
+def is_id(value: object) -> TypeGuard[int]:
     """Whether a value out of JSON can be the id of a token."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 

@@ -51,9 +51,11 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "validation_documents": part.validation_documents,
                 "train_tokens": part.train_tokens,
                 "validation_tokens": part.validation_tokens,
+                "bad_records": part.bad_records,
             }
             for index, part in enumerate(prepared.parts)
         ],
+        "left_out": prepared.notices(),
         "excerpt": _excerpt(prepared),
     }
 
@@ -98,6 +100,7 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     entropy = format_nats(summary["unigram_entropy_nats"], length)
     return [
         *lines,
+        *(f"left out          {line}" for line in summary["left_out"]),
         f"tokens            {summary['train_tokens']:,} to train on, {summary['validation_tokens']:,} for validation",
         f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
         f"documents         {begin} before each, {named[summary['eos']]} behind it",

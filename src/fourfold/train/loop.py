@@ -80,6 +80,7 @@ class Training:
         table = json.loads((out / "data.json").read_text())
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
+        self.left_out = prepared.left_out()
         if "tokens" in table:
             prepared.require(table["tokens"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
@@ -166,7 +167,7 @@ class Training:
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
         kind, source = ("resume", {"source": self.resumed_from}) if self.step else ("start", {})
-        _event(log, kind, step=self.step, ranks=self.context.world_size, **source)
+        _event(log, kind, step=self.step, ranks=self.context.world_size, **source, **self.left_out)
         for choice, fields in self.choices.events():
             _event(log, choice, **fields)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
