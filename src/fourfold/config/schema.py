@@ -55,6 +55,9 @@ class DataSection(Section):
     """Field of a JSON line, or column of a parquet file, that holds a document's text."""
     bad_records: Literal["error", "skip"] = "error"
     """A record that holds no document (broken JSON, zero bytes, no text under `text_key`): refused, or left out and counted."""
+    skip: bool = False
+    """Whether to train without files that cannot be read (binary, damaged, of an unknown encoding or compression). Left out, a run
+    refuses damaged ones, and others where they hold more than 1 % of the corpus's bytes."""
     document_mask: bool = False
     """Whether attention and positions stay inside a document."""
     document_tokens: PositiveInt | None = None

@@ -4,23 +4,36 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 
 import fsspec
 
 from fourfold.config import UserError
 from fourfold.config.beside import where_looked
-from fourfold.data.source import Source
+from fourfold.data.source import Source, UnreadFile
 from fourfold.data.stdlib import is_generated_table, stdlib_files, stdlib_root
 
 WORKS = 'what works: corpus = "stdlib", a folder, a file, a glob such as "texts/*.jsonl", or a Megatron .bin/.idx pair'
 
 
-def list_sources(name: str, exclude: Path) -> tuple[list[Source], Counter[str]]:
-    """The files of a text corpus, sorted by their path below its root, and how many were skipped, by reason.
+@dataclass(frozen=True)
+class Listing:
+    """The files of a text corpus, sorted by their path below its root. `skipped`: how many are none of it by a rule, by that rule;
+    `unread`: files and folders of it that cannot be read."""
 
-    Hidden files and folders (a name that begins with a dot) are skipped, except where they are named outright, and so
-    is what is no regular file. Nothing below the folder `exclude` belongs to a corpus: the cache may lie inside it.
+    sources: list[Source]
+    skipped: Counter[str] = field(default_factory=Counter)
+    unread: list[UnreadFile] = field(default_factory=list)
+
+
+def list_sources(name: str, exclude: Path) -> Listing:
+    """The files of a text corpus.
+
+    Hidden files and folders (a name that begins with a dot) are skipped, except where they are named outright. What is no regular
+    file is not read, nor is a link to a folder, which could form a loop. Nothing below the folder `exclude` belongs to a corpus:
+    the cache may lie inside it.
     Raises `UserError` naming `data.corpus` when nothing is there.
     """
     if name == "stdlib":
@@ -33,7 +46,7 @@ def list_sources(name: str, exclude: Path) -> tuple[list[Source], Counter[str]]:
     root = Path(name).expanduser()
     base: PurePath = root
     if root.is_file():
-        return [Source(root.name, str(root.absolute()), local)], Counter()
+        return Listing([Source(root.name, str(root.absolute()), local)])
     if root.is_dir():
         paths = _walk(root)
     elif matches := [Path(match) for match in glob.glob(str(root), recursive=True)]:
@@ -41,7 +54,7 @@ def list_sources(name: str, exclude: Path) -> tuple[list[Source], Counter[str]]:
         base = _stem(root)
     else:
         raise UserError(f"data.corpus = {name!r}: there is no such folder, file or match{where_looked(name)}; {WORKS}")
-    return _collect((path.relative_to(base).as_posix(), path) for path in _outside(exclude, paths))
+    return _collect(base, _outside(exclude, paths))
 
 
 def megatron_prefix(name: str) -> str | None:
@@ -63,7 +76,7 @@ def megatron_prefix(name: str) -> str | None:
     return None
 
 
-def _list_stdlib() -> tuple[list[Source], Counter[str]]:
+def _list_stdlib() -> Listing:
     root, local = stdlib_root(), fsspec.filesystem("file")
     sources, skipped = [], Counter[str]()
     for path in stdlib_files():
@@ -72,30 +85,51 @@ def _list_stdlib() -> tuple[list[Source], Counter[str]]:
             skipped["generated table"] += 1
         else:
             sources.append(Source(path.relative_to(root).as_posix(), str(path), local))
-    return sorted(sources, key=lambda source: source.path), skipped
+    return Listing(sorted(sources, key=lambda source: source.path), skipped)
 
 
-def _collect(files: Iterable[tuple[str, Path]]) -> tuple[list[Source], Counter[str]]:
+def _collect(base: PurePath, paths: Iterable[Path]) -> Listing:
     local = fsspec.filesystem("file")
-    sources, skipped = [], Counter[str]()
-    for relative, path in sorted(files):
+    found = Listing([])
+    for relative, path in sorted((path.relative_to(base).as_posix(), path) for path in paths):
         if _is_hidden(relative):
-            skipped["hidden"] += 1
+            found.skipped["hidden"] += 1
+        elif path.is_dir():
+            found.unread.append(
+                UnreadFile(relative, "a link to a folder, which is not followed", _size_of_folder(path))
+            )
         elif not path.is_file():
-            skipped["not a regular file"] += 1
+            reason = "a link to nothing" if path.is_symlink() and not path.exists() else "not a regular file"
+            found.unread.append(UnreadFile(relative, reason, 0))
         else:
-            sources.append(Source(relative, str(path.absolute()), local))
-    return sources, skipped
+            found.sources.append(Source(relative, str(path.absolute()), local))
+    return found
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Files below a folder. Links to folders are not followed: they can form a loop."""
+    """Files below a folder, and links to folders outside of it. These are not followed: they can form a loop. What a link inside
+    the folder leads to is found where it lies."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"data.corpus: {error.filename}: this folder cannot be read: {error.strerror}")
 
-    for folder, _, names in os.walk(root, onerror=refuse):
+    top = root.resolve()
+    for folder, subfolders, names in os.walk(root, onerror=refuse):
         yield from (Path(folder, name) for name in names)
+        for path in (Path(folder, name) for name in subfolders if os.path.islink(os.path.join(folder, name))):
+            target = path.resolve()
+            if not target.is_relative_to(top) and not top.is_relative_to(target):
+                yield path
+
+
+def _size_of_folder(root: Path) -> int:
+    """Bytes of the files below a folder, as far as they can be seen."""
+    total = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(OSError):
+                total += os.path.getsize(os.path.join(folder, name))
+    return total
 
 
 def _outside(exclude: Path, paths: Iterable[Path]) -> set[Path]:
@@ -117,7 +151,7 @@ def _is_hidden(relative: str) -> bool:
     return any(part.startswith(".") for part in PurePosixPath(relative).parts)
 
 
-def _list_remote(url: str) -> tuple[list[Source], Counter[str]]:
+def _list_remote(url: str) -> Listing:
     """Files behind a URL that fsspec can open (s3://, gs://, https://, memory://)."""
     try:
         filesystem, root = fsspec.core.url_to_fs(url)
@@ -139,4 +173,4 @@ def _list_remote(url: str) -> tuple[list[Source], Counter[str]]:
     base = base.rstrip("/") + "/"
     sources = [Source(str(location).removeprefix(base), str(location), filesystem) for location in sorted(locations)]
     visible = [source for source in sources if not _is_hidden(source.path)]
-    return visible, +Counter({"hidden": len(sources) - len(visible)})
+    return Listing(visible, +Counter({"hidden": len(sources) - len(visible)}))

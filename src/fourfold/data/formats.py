@@ -6,15 +6,31 @@ from itertools import islice
 from typing import Any, BinaryIO, Literal
 
 from fourfold.config import UserError
+from fourfold.data.compression import COMPRESSIONS, MAX_DOCUMENT_BYTES, open_content
 from fourfold.data.json_values import JsonSyntaxError, JsonValues
 from fourfold.data.records import BadRecord, record_of_line, text_of
-from fourfold.data.source import MAX_DOCUMENT_BYTES, Source, open_decompressed, open_stored
+from fourfold.data.source import Source, UnreadError, open_stored
 
 Kind = Literal["text", "jsonl", "json", "parquet"]
 
 
-class NotTextError(Exception):
-    """The file is no text: it holds a NUL byte or is not UTF-8. Such a file is skipped and counted."""
+_MAGIC = (
+    (0, b"PK\3\4", "a zip archive"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"Rar!", "a rar archive"),
+    (257, b"ustar", "a tar archive"),
+    (0, b"\x1f\x8b", "compressed by gzip, but not named .gz"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by Zstandard, but not named .zst"),
+    (0, b"BZh", "compressed by bzip2, but not named .bz2"),
+    (0, b"\xfd7zXZ\0", "compressed by xz, but not named .xz"),
+    (0, b"\x04\x22\x4d\x18", "compressed by LZ4"),
+    (0, b"\x1f\x9d", "compressed by compress"),
+    (0, b"PAR1", "Parquet, but not named .parquet"),
+    (0, b"ARROW1", "Arrow"),
+    (0, b"%PDF", "PDF"),
+    (0, b"SQLite format 3", "an SQLite database"),
+)
+"""(offset, bytes there, what such a file is)."""
 
 
 def read_documents(source: Source, text_key: str, bad_records: Literal["error", "skip"] = "error") -> Iterator[str]:
@@ -33,7 +49,7 @@ def read_records(source: Source, text_key: str) -> Iterator[str | BadRecord]:
     on any number of lines; where it holds something else (settings, a list of numbers), it is text. `.parquet` has a string column
     `text_key`. Anything else is text, with the file as one document. A compression's suffix may follow any name but Parquet's.
 
-    Raises `NotTextError` for a binary text file, `UserError` naming file and line for what stops it from being read further.
+    Raises `UnreadError` for a file that is not text, `UserError` naming file and line for what stops it from being read further.
     """
     kind, compression = _kind_of(source, text_key)
     if kind == "parquet":
@@ -49,7 +65,7 @@ def read_records(source: Source, text_key: str) -> Iterator[str | BadRecord]:
 
 def _kind_of(source: Source, text_key: str) -> tuple[Kind, str]:
     name = source.path.lower()
-    compression = next((suffix for suffix in (".gz", ".zst") if name.endswith(suffix)), "")
+    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
     name = name.removesuffix(compression)
     if name.endswith(".parquet"):
         return "parquet", compression
@@ -60,7 +76,7 @@ def _kind_of(source: Source, text_key: str) -> tuple[Kind, str]:
 
 def _kind_of_json(source: Source, compression: str, text_key: str) -> Kind:
     """Tells objects, one a line, from records in an array or on several lines, and both from other JSON, which is kept as text."""
-    with open_decompressed(source, compression) as stream:
+    with open_content(source, compression) as stream:
         first, second = stream.readline(MAX_DOCUMENT_BYTES), stream.readline(1 << 20)
     try:
         record = json.loads(first)
@@ -68,7 +84,7 @@ def _kind_of_json(source: Source, compression: str, text_key: str) -> Kind:
         record = None
     if isinstance(record, dict) and (text_key in record or second.strip()):
         return "jsonl"
-    with open_decompressed(source, compression) as stream:
+    with open_content(source, compression) as stream:
         reader, found = JsonValues(stream), list[Any]()
         try:
             is_array = reader.peek() == "["
@@ -96,15 +112,21 @@ def _refuse_inner_records(source: Source, table: dict[str, Any], text_key: str) 
 
 
 def _text(source: Source, compression: str) -> Iterator[str]:
-    with open_decompressed(source, compression) as stream:
+    with open_content(source, compression) as stream:
         content = stream.read(MAX_DOCUMENT_BYTES + 1) if compression else stream.read()
     _check_length(content, source.location, compression)
     if b"\0" in content:
-        raise NotTextError(source.location)
+        raise UnreadError(source, _known(content) or "binary: it holds zero bytes")
     try:
-        yield content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise NotTextError(source.location) from None
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"not UTF-8 (byte 0x{content[error.start]:02x} at position {error.start + 1})"
+        raise UnreadError(source, _known(content) or byte) from None
+    yield text
+
+
+def _known(content: bytes) -> str | None:
+    return next((what for offset, magic, what in _MAGIC if content.startswith(magic, offset)), None)
 
 
 def _lines(stream: BinaryIO, compression: str) -> Iterator[bytes]:
@@ -122,7 +144,7 @@ def _check_length(document: bytes, where: str, compression: str) -> None:
 
 
 def _json_lines(source: Source, compression: str, text_key: str) -> Iterator[str | BadRecord]:
-    with open_decompressed(source, compression) as stream:
+    with open_content(source, compression) as stream:
         for number, line in enumerate(_lines(stream, compression), start=1):
             if not line.strip():
                 continue
@@ -132,7 +154,7 @@ def _json_lines(source: Source, compression: str, text_key: str) -> Iterator[str
 
 
 def _json_values(source: Source, compression: str, text_key: str) -> Iterator[str | BadRecord]:
-    with open_decompressed(source, compression) as stream:
+    with open_content(source, compression) as stream:
         try:
             for number, (line, value) in enumerate(JsonValues(stream).values(), start=1):
                 yield text_of(value, text_key, f"{source.location}: record {number} (line {line})")

@@ -1,7 +1,6 @@
 """The scan of a text corpus: every file's size, hash, documents and split, and the identity of the whole."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -9,14 +8,16 @@ from typing import Any
 
 from fourfold.config import UserError
 from fourfold.config.schema import DataSection
-from fourfold.data.corpus import WORKS, list_sources
-from fourfold.data.formats import NotTextError, read_documents, read_records
+from fourfold.data.corpus import WORKS, Listing, list_sources
+from fourfold.data.formats import read_documents, read_records
 from fourfold.data.records import BadRecord
-from fourfold.data.source import Source, fingerprint
+from fourfold.data.source import Source, UnreadError, UnreadFile, fingerprint
 from fourfold.data.split import Split, SplitSurvey
 
 _NAMED = 3
 """So many of the records and files that are left out are named in words."""
+_ACCEPTED_SHARE = 0.01
+"""This share of a corpus's bytes may stand in files that are not read."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """A scanned text corpus. `skipped`: files left out, by reason; `text_key`: the key in JSON, the column in Parquet;
+    """A scanned text corpus. `skipped`: files that are none of it, by rule; `unread`: those that cannot be read;
+    `text_key`: the key in JSON, the column in Parquet;
     `bad_records`: those that hold no document and were left out, the first few of them in words in `first_bad_records`."""
 
     name: str
@@ -49,6 +51,7 @@ class TextCorpus:
     text_key: str
     corpus_id: str
     sources: tuple[Source, ...]
+    unread: tuple[UnreadFile, ...] = ()
     bad_records: int = 0
     first_bad_records: tuple[str, ...] = ()
 
@@ -60,7 +63,13 @@ class TextCorpus:
 
     def left_out(self) -> dict[str, Any]:
         """What of the corpus is not among its documents, as fields of `PreparedPart`."""
-        return {"bad_records": self.bad_records, "first_bad_records": "; ".join(self.first_bad_records)}
+        return {
+            "unread_files": len(self.unread),
+            "unread_bytes": sum(file.size_bytes for file in self.unread),
+            "named_unread_files": named_files(self.unread),
+            "bad_records": self.bad_records,
+            "first_bad_records": "; ".join(self.first_bad_records),
+        }
 
     def manifest(self) -> dict[str, Any]:
         """The corpus's part of the manifest, as JSON."""
@@ -69,6 +78,7 @@ class TextCorpus:
             "kind": "text",
             "corpus_id": self.corpus_id,
             "skipped_files": self.skipped,
+            "unread": [asdict(file) for file in self.unread],
             **self.left_out(),
             "validation_rule": asdict(self.split),
             "files": [{**asdict(file), "split": file.split} for file in self.files],
@@ -84,44 +94,114 @@ def identify(files: Iterable[tuple[str, int, str]]) -> str:
 def scan_text(name: str, section: DataSection) -> TextCorpus:
     """Reads a text corpus once and says what is in it. The cache's folder, which may lie in the corpus's, is left out.
 
-    Raises `UserError` when it holds no document, and for a record that holds none where `data.bad_records` is "error".
+    Raises `UserError` when it holds no document, for a record that holds none where `data.bad_records` is "error", and for files
+    that cannot be read: unless `data.skip` accepts it, when one is damaged, or when they hold more than 1 % of all bytes.
     """
-    listed, skipped = list_sources(name, Path(section.directory))
-    text_key, survey = section.text_key, SplitSurvey(section.validation_every)
-    sources, files = [], []
-    num_bad, first_bad = 0, []
-    for source in listed:
-        size, digest = fingerprint(source)
-        documents = validation = 0
-        try:
-            for record in read_records(source, text_key):
-                if not isinstance(record, BadRecord):
-                    documents += 1
-                    validation += survey.add(record.encode("utf-8"))
-                    continue
-                if section.bad_records == "error":
-                    raise record.error()
-                num_bad += 1
-                first_bad += [str(record)] if num_bad <= _NAMED else []
-        except NotTextError:
-            skipped["binary"] += 1
-            continue
-        if documents == 0:
-            skipped["empty"] += 1
-            continue
-        sources.append(source)
-        files.append(FileRecord(source.path, size, digest, documents, validation))
-    if not files:
-        raise UserError(f"data.corpus = {name!r}: holds no text{_explain(listed, skipped)}; {WORKS}")
-    split = survey.finish()
+    listing = list_sources(name, Path(section.directory))
+    scan = _Scan(section)
+    while scan.begin_again:
+        scan.read(listing.sources)
+    unread = [*listing.unread, *scan.unread.values()]
+    if not scan.files:
+        raise UserError(f"data.corpus = {name!r}: holds no text{_explain(listing, unread)}; {WORKS}")
+    if not section.skip:
+        _refuse_unread(name, unread, sum(file.size_bytes for file in scan.files))
+    files, sources, text_key = scan.files, scan.sources, section.text_key
+    split = scan.survey.finish()
     if split.rule == "tail" and any(len(t) < 2 for source in sources for t in read_documents(source, text_key, "skip")):
         raise UserError(f"data.corpus = {name!r}: holds one character, which cannot be divided; {WORKS}")
     if split.rule != "hash":
         files = [_recount(source, file, split, text_key) for source, file in zip(sources, files, strict=True)]
     corpus_id = identify((file.path, file.size_bytes, file.sha256) for file in files)
     return TextCorpus(
-        *(name, tuple(files), dict(skipped), split, text_key, corpus_id, tuple(sources), num_bad, tuple(first_bad))
+        name=name,
+        files=tuple(files),
+        skipped=dict(listing.skipped),
+        split=split,
+        text_key=text_key,
+        corpus_id=corpus_id,
+        sources=tuple(sources),
+        unread=tuple(sorted(unread, key=lambda file: file.path)),
+        bad_records=scan.bad_records,
+        first_bad_records=tuple(scan.first_bad_records),
     )
+
+
+class _Scan:
+    """One pass over the files of a corpus. A file that turns out unreadable after some of its documents were counted is noted in
+    `unread`, and the pass begins again without it."""
+
+    def __init__(self, section: DataSection) -> None:
+        self._section = section
+        self.unread: dict[str, UnreadFile] = {}
+        self.begin_again = True
+
+    def read(self, sources: Iterable[Source]) -> None:
+        """Fills `files`, `sources` and `survey` with what can be read."""
+        self.begin_again = False
+        self.survey = SplitSurvey(self._section.validation_every)
+        self.files: list[FileRecord] = []
+        self.sources: list[Source] = []
+        self.bad_records, self.first_bad_records = 0, list[str]()
+        for source in sources:
+            if source.path in self.unread:
+                continue
+            counted = self.bad_records
+            documents = validation = 0
+            try:
+                size, digest = fingerprint(source)
+                for record in read_records(source, self._section.text_key):
+                    if isinstance(record, BadRecord):
+                        self._note(record)
+                    else:
+                        documents += 1
+                        validation += self.survey.add(record.encode("utf-8"))
+            except UserError as error:
+                if isinstance(error, _BadRecordError) or not (self._section.skip or isinstance(error, UnreadError)):
+                    raise
+                reason = (
+                    error.reason if isinstance(error, UnreadError) else str(error).removeprefix(f"{source.location}: ")
+                )
+                self.unread[source.path] = UnreadFile(source.path, reason, source.size_bytes())
+                if documents or self.bad_records > counted:
+                    self.begin_again = True
+                    return
+                continue
+            if documents == 0:
+                reason = "no record of it holds a document" if self.bad_records > counted else "empty"
+                self.unread[source.path] = UnreadFile(source.path, reason, size)
+                continue
+            self.sources.append(source)
+            self.files.append(FileRecord(source.path, size, digest, documents, validation))
+
+    def _note(self, record: BadRecord) -> None:
+        if self._section.bad_records == "error":
+            raise _BadRecordError(str(record.error()))
+        self.bad_records += 1
+        if self.bad_records <= _NAMED:
+            self.first_bad_records.append(str(record))
+
+
+class _BadRecordError(UserError):
+    """A refused record: no matter of its file."""
+
+
+def _refuse_unread(name: str, unread: list[UnreadFile], read_bytes: int) -> None:
+    unread_bytes = sum(file.size_bytes for file in unread)
+    if unread_bytes <= _ACCEPTED_SHARE * (unread_bytes + read_bytes):
+        return
+    share = 100 * unread_bytes / (unread_bytes + read_bytes)
+    raise UserError(
+        f"data.corpus = {name!r}: {share:.1f} % of its bytes are in files that are not read: {named_files(unread)}; what works: "
+        "convert them or take them out of the corpus, or data.skip = true, which trains without them"
+    )
+
+
+def named_files(unread: Sequence[UnreadFile]) -> str:
+    """The largest of some files in words, with their reasons."""
+    largest = sorted(unread, key=lambda file: (-file.size_bytes, file.path))
+    more = f" and {len(largest) - _NAMED} more" if len(largest) > _NAMED else ""
+    return ", ".join(map(str, largest[:_NAMED])) + more
 
 
 def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> FileRecord:
@@ -135,8 +215,9 @@ def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> F
     return replace(file, validation_documents=validation)
 
 
-def _explain(listed: list[Source], skipped: Counter[str]) -> str:
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
-    found = f" (files skipped: {reasons})" if reasons else " (there is no file in it)"
-    pair = next((source.location for source in listed if source.location.endswith(".idx")), None)
+def _explain(listing: Listing, unread: list[UnreadFile]) -> str:
+    by_rule = [f"{count} {reason}" for reason, count in sorted(listing.skipped.items())]
+    reasons = "; ".join([*by_rule, *([named_files(unread)] if unread else [])])
+    found = f" (files not read: {reasons})" if reasons else " (there is no file in it)"
+    pair = next((source.location for source in listing.sources if source.location.endswith(".idx")), None)
     return found + (f"; a Megatron pair must be named itself: corpus = {pair!r}" if pair else "")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,10 @@ from fourfold.data.unigram import unigram_entropies
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
 
-_DEFAULTS: dict[str, Any] = {"prefix": "", "bad_records": 0, "first_bad_records": ""}
+_OF_ONE_KIND = {field.name: field.default for field in fields(PreparedPart) if field.default is not MISSING} | {
+    "prefix": ""
+}
+"""Fields that one kind of corpus has alone."""
 
 
 def prepare(section: DataSection, report: Report) -> PreparedData:
@@ -110,7 +113,9 @@ def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
     source = folder / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(source.read_bytes())
-        stated = [{**_DEFAULTS, **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)]
+        stated = [
+            {**_OF_ONE_KIND, **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)
+        ]
         parts = tuple(PreparedPart(**{each.name: part[each.name] for each in fields(PreparedPart)}) for part in stated)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFailure(f"{source}: is damaged ({error}); delete {folder} and prepare the data again") from None

@@ -21,8 +21,9 @@ _SAMPLES, _SAMPLE_TOKENS = 32, 1024
 @dataclass(frozen=True)
 class PreparedPart:
     """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "".
-    `weight` is the part's share of the samples: the weights of all parts sum to 1. `bad_records`: records without a document
-    that were left out, the first of them in words in `first_bad_records`."""
+    `weight` is the part's share of the samples: the weights of all parts sum to 1. `unread_files`: files of the corpus that
+    cannot be read, the largest in words in `named_unread_files`. `bad_records`: records without a document that were left out, the
+    first of them in words in `first_bad_records`."""
 
     name: str
     kind: Literal["text", "megatron"]
@@ -33,18 +34,27 @@ class PreparedPart:
     validation_tokens: int
     train_documents: int
     validation_documents: int
+    unread_files: int = 0
+    unread_bytes: int = 0
+    named_unread_files: str = ""
     bad_records: int = 0
     first_bad_records: str = ""
 
     def notices(self) -> list[str]:
         """A line for each kind of thing that is in the corpus and not in its tokens."""
-        if not self.bad_records:
-            return []
-        named = self.first_bad_records + (
-            "; and more" if self.bad_records > self.first_bad_records.count("; ") + 1 else ""
-        )
-        plural = "s" if self.bad_records > 1 else ""
-        return [f"{self.name}: {self.bad_records:,} record{plural} left out: {named}"]
+        lines = []
+        if self.unread_files:
+            lines.append(
+                f"{_counted(self.unread_files, 'file')} of {self.unread_bytes:,} bytes not read: {self.named_unread_files}"
+            )
+        if self.bad_records:
+            more = "; and more" if self.bad_records > self.first_bad_records.count("; ") + 1 else ""
+            lines.append(f"{_counted(self.bad_records, 'record')} left out: {self.first_bad_records}{more}")
+        return [f"{self.name}: {line}" for line in lines]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,11 @@ class PreparedData:
 
     def left_out(self) -> dict[str, int]:
         """How much of the corpora is not in the tokens, by its kind; empty where all of it is."""
-        counts = {"bad_records": sum(part.bad_records for part in self.parts)}
+        counts = {
+            "unread_files": sum(part.unread_files for part in self.parts),
+            "unread_bytes": sum(part.unread_bytes for part in self.parts),
+            "bad_records": sum(part.bad_records for part in self.parts),
+        }
         return {kind: count for kind, count in counts.items() if count}
 
     def notices(self) -> list[str]:

@@ -135,7 +135,8 @@ def prepare_run(
         memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
     else:
         memory = device_memory_line(peak, device_memory_bytes())
-    warnings = warnings_of(config, resolved.model, old if has_begun else None, step, [*prepared.notices(), *memory])
+    missing = prepared.notices() if prepared.left_out().keys() & {"unread_bytes", "bad_records"} else []
+    warnings = warnings_of(config, resolved.model, old if has_begun else None, step, [*missing, *memory])
     tokens = tokens or prepared.fingerprint()
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
 

@@ -51,6 +51,8 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "validation_documents": part.validation_documents,
                 "train_tokens": part.train_tokens,
                 "validation_tokens": part.validation_tokens,
+                "unread_files": part.unread_files,
+                "unread_bytes": part.unread_bytes,
                 "bad_records": part.bad_records,
             }
             for index, part in enumerate(prepared.parts)
