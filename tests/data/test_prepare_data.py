@@ -19,7 +19,7 @@ import pytest
 
 from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
-from fourfold.data import atomic_folder, build, megatron, stdlib
+from fourfold.data import atomic_folder, build, stdlib
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.indexed import open_indexed, write_indexed
 from fourfold.data.prepare import prepare
@@ -306,21 +306,6 @@ def test_more_of_the_same_token_has_another_fingerprint(tmp_path: Path, prepared
             file.write_bytes(bytes(file.stat().st_size))  # without ends of documents: all samples are alike
         found.add(prepared.fingerprint())
     assert len(found) == 2
-
-
-@pytest.mark.parametrize("sample", [0, 128, 255])
-def test_a_large_pair_is_known_by_samples_of_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: int
-) -> None:
-    monkeypatch.setattr(megatron, "_FULL_HASH_BYTES", 100)
-    monkeypatch.setattr(megatron, "_CHUNK_BYTES", 10)
-    file = tmp_path / "tokens.bin"
-    content = bytearray(100_000)
-    file.write_bytes(content)
-    before = megatron._fingerprint(file)
-    content[(len(content) - 10) * sample // 255] = 1
-    file.write_bytes(content)
-    assert megatron._fingerprint(file) != before
 
 
 def test_documents_are_encoded_in_groups_of_so_many_characters(monkeypatch: pytest.MonkeyPatch) -> None:

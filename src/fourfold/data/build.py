@@ -11,6 +11,7 @@ import numpy as np
 from fourfold.data.indexed import IndexedWriter, open_indexed, write_indexed
 from fourfold.data.manifest import TextCorpus
 from fourfold.data.megatron import MegatronCorpus, count_tokens, train_stream
+from fourfold.data.prepared import text_digest
 from fourfold.data.stream import TokenStream
 from fourfold.data.tokenizer import Tokenizer
 from fourfold.data.tokenizer_spec import TokenizerSpec
@@ -50,7 +51,8 @@ def build_cache(
             sizes = _encode(corpus, tokenizer, spec.bos, part_folder, report)
         else:
             sizes = _count(corpus, tokenizer, tokenizer_name, part_folder)
-        parts.append({**corpus.manifest(), "folder": part_folder.name, **sizes})
+        digest = text_digest(folder, part_folder.name) if isinstance(corpus, TextCorpus) else ""
+        parts.append({**corpus.manifest(), "folder": part_folder.name, **sizes, "sha256": digest})
     manifest: dict[str, Any] = {
         "corpus_id": corpus_id,
         "tokenizer": tokenizer_name,

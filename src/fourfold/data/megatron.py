@@ -2,21 +2,20 @@
 
 import os
 from dataclasses import asdict, dataclass
-from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fourfold.config import UserError
+from fourfold.data.file_digests import file_digests
 from fourfold.data.indexed import IndexedTokens, open_indexed
 from fourfold.data.manifest import identify
 from fourfold.data.split import Split, SplitSurvey
 from fourfold.data.stream import TokenStream, complement
 
-_CHUNK_BYTES = 1 << 20
-_FULL_HASH_BYTES = 1 << 30
-_NUM_SAMPLES = 256
+DIGESTS = ".digests.json"
+"""The record of digests: in a cache folder, of the files in it; in the folder of caches, of Megatron pairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +42,13 @@ class MegatronCorpus:
             "validation_documents": self.num_validation_documents,
             "validation_rule": asdict(self.split),
             "files": [{"path": path, "size_bytes": size, "sha256": digest} for path, size, digest in self.files],
-            "sha256_of": f"the whole file up to {_FULL_HASH_BYTES} bytes, else {_NUM_SAMPLES} evenly spaced MiB of it",
         }
 
 
-def scan_megatron(name: str, prefix: str, validation_every: int) -> MegatronCorpus:
+def scan_megatron(name: str, prefix: str, validation_every: int, record: Path) -> MegatronCorpus:
     """Checks a pair and divides its documents: a document is for validation by the hash of its index, in decimal.
+
+    `record`: where `file_digests` keeps those of pairs.
 
     Raises `RunFailure` where the pair is damaged and `UserError` where it holds no tokens.
     """
@@ -58,11 +58,17 @@ def scan_megatron(name: str, prefix: str, validation_every: int) -> MegatronCorp
             f"data.corpus = {name!r}: the Megatron pair holds {len(indexed.tokens)} tokens; at least 2 are needed"
         )
     split, validation, num_validation = _divide(indexed, validation_every)
-    paths = [Path(prefix + suffix) for suffix in (".bin", ".idx")]
-    files = tuple((path.name, os.path.getsize(path), _fingerprint(path)) for path in paths)
+    paths = pair_files(prefix)
+    digests = file_digests(paths, record)
+    files = tuple((path.name, os.path.getsize(path), digest) for path, digest in zip(paths, digests, strict=True))
     return MegatronCorpus(
         name, prefix, identify(files), files, split, validation, indexed.num_documents, num_validation
     )
+
+
+def pair_files(prefix: str) -> list[Path]:
+    """The two files of a pair."""
+    return [Path(prefix + suffix) for suffix in (".bin", ".idx")]
 
 
 def train_stream(indexed: IndexedTokens, validation: np.ndarray) -> TokenStream:
@@ -108,16 +114,3 @@ def _merge(ranges: np.ndarray) -> np.ndarray:
     starts = ranges[:, 0][np.concatenate([[True], separate])]
     stops = ranges[:, 1][np.concatenate([separate, [True]])]
     return np.stack([starts, stops], axis=1)
-
-
-def _fingerprint(path: Path) -> str:
-    """SHA-256 of the file, or of its size and evenly spaced samples where reading it all would hold up every start."""
-    digest, size = sha256(), os.path.getsize(path)
-    with open(path, "rb") as stream:
-        if size <= _FULL_HASH_BYTES:
-            return file_digest(stream, sha256).hexdigest()
-        digest.update(str(size).encode())
-        for sample in range(_NUM_SAMPLES):
-            stream.seek((size - _CHUNK_BYTES) * sample // (_NUM_SAMPLES - 1))
-            digest.update(stream.read(_CHUNK_BYTES))
-    return digest.hexdigest()

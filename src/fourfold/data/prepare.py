@@ -15,7 +15,7 @@ from fourfold.data.atomic_folder import ensure_folder
 from fourfold.data.build import Corpus, Report, build_cache
 from fourfold.data.corpus import WORKS, megatron_prefix
 from fourfold.data.manifest import scan_text
-from fourfold.data.megatron import MegatronCorpus, scan_megatron
+from fourfold.data.megatron import DIGESTS, MegatronCorpus, scan_megatron
 from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
 from fourfold.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from fourfold.data.unigram import unigram_entropies
@@ -66,7 +66,8 @@ def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
         raise UserError(
             f"data.bos = true: data.corpus {name!r} is a Megatron pair, whose tokens are read as they are; leave data.bos out"
         )
-    return scan_megatron(name, prefix, section.validation_every)
+    record = Path(section.directory).expanduser() / DIGESTS
+    return scan_megatron(name, prefix, section.validation_every, record)
 
 
 def _corpus_id(corpora: Sequence[Corpus]) -> str:
@@ -99,8 +100,7 @@ def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, wei
         except OSError as error:
             raise RunFailure(f"{prepared.path}: cannot be written: {error}") from None
     prepared = open_prepared(prepared.path)
-    for part in prepared.parts:
-        prepared.streams(part)
+    prepared.require_whole()
     return prepared
 
 

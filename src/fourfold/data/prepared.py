@@ -9,21 +9,26 @@ from typing import Any, Literal
 import numpy as np
 
 from fourfold.config import FinalFailure, RunFailure
+from fourfold.data.file_digests import file_digests
 from fourfold.data.indexed import open_indexed
-from fourfold.data.megatron import train_stream
+from fourfold.data.megatron import DIGESTS, pair_files, train_stream
 from fourfold.data.stream import TokenStream, all_tokens
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 2
 _SAMPLES, _SAMPLE_TOKENS = 32, 1024
+_EVERY_BYTE = "bytes:"
 
 
 @dataclass(frozen=True)
 class PreparedPart:
     """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "".
-    `weight` is the part's share of the samples: the weights of all parts sum to 1. `unread_files`: files of the corpus that
-    cannot be read, the largest in words in `named_unread_files`. `bad_records`: records without a document that were left out, the
-    first of them in words in `first_bad_records`."""
+
+    weight: its share of the samples; the weights of all parts sum to 1.
+    sha256: over every byte of the token files of text, as they were written.
+    unread_files: files of the corpus that cannot be read, the largest of them in words in `named_unread_files`.
+    bad_records: records without a document that were left out, the first of them in words in `first_bad_records`.
+    """
 
     name: str
     kind: Literal["text", "megatron"]
@@ -34,6 +39,7 @@ class PreparedPart:
     validation_tokens: int
     train_documents: int
     validation_documents: int
+    sha256: str = ""
     unread_files: int = 0
     unread_bytes: int = 0
     named_unread_files: str = ""
@@ -114,7 +120,8 @@ class PreparedData:
 
     def require(self, fingerprint: str) -> None:
         """Raises `FinalFailure` where the tokens are not those with which the run began."""
-        if self.fingerprint() != fingerprint:
+        sampled = not fingerprint.startswith(_EVERY_BYTE)  # of a run that began before every byte was read
+        if (self._sampled() if sampled else self.fingerprint()) != fingerprint:
             raise FinalFailure(
                 f"the tokens of {self.folder} are not those with which this run began: somebody replaced or damaged them; "
                 f"{self._remedy}"
@@ -130,8 +137,32 @@ class PreparedData:
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 of samples spread over all tokens, and of their number; of all tokens where they are few. Other tokens under the
-        same names have another one. Raises `RunFailure` for damaged files."""
+        """SHA-256 over every byte of the token files, read when they are made and when the file system says that they have changed
+        since. Other tokens under the same names have another one. Raises `RunFailure` for damaged files."""
+        digest = sha256()
+        for part in self.parts:
+            self.streams(part)
+            digest.update(self._digest(part).encode())
+        return _EVERY_BYTE + digest.hexdigest()
+
+    def require_whole(self) -> None:
+        """Raises `RunFailure` where token files are not as they were written."""
+        for part in self.parts:
+            self.streams(part)
+            if part.sha256 and self._digest(part) != part.sha256:
+                raise RunFailure(
+                    f"{self.folder / part.folder}: its token files are not as they were written: somebody changed or damaged them; "
+                    f"{self._remedy}"
+                )
+
+    def _digest(self, part: PreparedPart) -> str:
+        if part.kind == "text":
+            return text_digest(self.folder, part.folder)
+        ranges = file_digests([self.folder / part.folder / "validation.npy"], self.folder / DIGESTS)
+        return "".join([*ranges, *file_digests(pair_files(part.prefix), self.folder.parent / DIGESTS)])
+
+    def _sampled(self) -> str:
+        """SHA-256 of samples spread over all tokens, and of their number: the fingerprint of earlier versions."""
         digest = sha256()
         for part in self.parts:
             for stream in self.streams(part):
@@ -164,6 +195,12 @@ class PreparedData:
         table = asdict(self)
         del table["path"]
         return json.dumps({"format": FORMAT, **table}, indent=1)
+
+
+def text_digest(cache: Path, folder: str) -> str:
+    """SHA-256 over every byte of the token files in a folder of a cache."""
+    paths = [cache / folder / f"{side}{end}" for side in ("train", "validation") for end in (".bin", ".idx")]
+    return sha256("".join(file_digests(paths, cache / DIGESTS)).encode()).hexdigest()
 
 
 def open_prepared(path: Path | str) -> PreparedData:
