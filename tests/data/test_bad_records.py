@@ -60,7 +60,7 @@ def test_bad_records_are_counted_and_the_first_are_named(tmp_path: Path, prepare
     assert open_prepared(prepared.path) == prepared
     summary = corpus_summary(prepared)
     assert summary["parts"][0]["bad_records"] == len(BAD)
-    (line,) = [line for line in corpus_lines(summary) if line.startswith("left out")]
+    (line,) = [line for line in corpus_lines(summary) if line.startswith("note ")]
     assert f"{len(BAD)} records left out" in line
     assert "line 11 is not valid JSON" in line
     assert "line 12 holds zero bytes" in line

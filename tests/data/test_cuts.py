@@ -8,13 +8,13 @@ from tokenizers import AddedToken, Tokenizer
 
 from fourfold.data.cuts import LINE, SPACE, cut, cut_places
 from fourfold.data.tokenizer import LibraryTokenizer
-from tests.data.tokenizer_kinds import KINDS, WHOLE, hard_text
+from tests.data.tokenizer_kinds import KINDS, UNCUT, hard_text
 
 
 @cache
 def stored(kind: str) -> str:
     """The tokenizer.json: written and read again, the scores of a Unigram may differ in their last bit."""
-    return (KINDS | WHOLE)[kind]().to_str()
+    return (KINDS | UNCUT)[kind]().to_str()
 
 
 @cache
@@ -24,7 +24,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 def loaded(kind: str) -> LibraryTokenizer:
     inner = Tokenizer.from_str(stored(kind))
-    return LibraryTokenizer(inner, inner.token_to_id("<eos>"))
+    return LibraryTokenizer(inner, inner.token_to_id("<eos>") or 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,8 +39,8 @@ def test_cut_wherever_it_may_be_a_text_has_the_same_tokens(kind: str, monkeypatc
         assert tokenizer.encode_batch([text])[0].tolist() == expected
 
 
-@pytest.mark.parametrize("kind", WHOLE)
-def test_where_nothing_is_proved_a_text_stays_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", UNCUT)
+def test_where_nothing_is_proved_a_text_stays_uncut(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cut, "__defaults__", (1,))
     assert cut_places(tokenizer_of(kind)) is None
     text = hard_text(5, 600)
@@ -67,7 +67,7 @@ def test_cutting_these_would_give_other_tokens(kind: str) -> None:
     assert ids != inner.encode(text, add_special_tokens=False).ids
 
 
-def test_an_added_token_with_a_space_keeps_texts_whole_at_spaces() -> None:
+def test_an_added_token_with_a_space_keeps_texts_uncut_at_spaces() -> None:
     inner = Tokenizer.from_str(stored("gpt2"))
     inner.add_tokens([AddedToken("import end")])
     places = cut_places(inner)

@@ -125,6 +125,22 @@ def test_a_unigram_vocabulary_is_read_by_its_order(tmp_path: Path) -> None:
     assert found(tmp_path) == 1
 
 
+def test_ends_that_a_text_itself_yields_are_counted(tmp_path: Path) -> None:
+    """A Unigram takes `</s>` for the piece that it is, special or not."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -1.0) for letter in "abc</s>")]
+    inner = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0, False))
+    inner.add_special_tokens(["</s>"])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"a{end}b"}) + "\n" for end in ("", "c", "</s>", "c</s>"))
+    )
+    section = DataSection(
+        corpus=str(tmp_path / "a.jsonl"), tokenizer=str(tmp_path), directory=str(tmp_path / "cache"), validation_every=2
+    )
+    (line,) = prepare(section, lambda line: None).notices()
+    assert line.endswith(": 2 end-of-text tokens inside documents: the tokenizer makes them of plain text")
+
+
 TEMPLATE = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
 
 

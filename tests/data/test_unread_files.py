@@ -174,7 +174,7 @@ def test_the_report_names_them_also_where_the_tokens_were_found(
     assert after.left_out() == {"unread_files": 1, "unread_bytes": 100}
     assert prepared_with(corpus=str(folder)) == after
     lines = corpus_lines(corpus_summary(after))
-    assert f"left out          {folder}: 1 file of 100 bytes not read: c.bin (binary: it holds zero bytes)" in lines
+    assert f"note              {folder}: 1 file of 100 bytes not read: c.bin (binary: it holds zero bytes)" in lines
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])

@@ -145,7 +145,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 }
 """Tokenizers for which a place to cut is proved."""
 
-WHOLE: dict[str, Callable[[], Tokenizer]] = {
+UNCUT: dict[str, Callable[[], Tokenizer]] = {
     "llama2": lambda: _bpe(None, _LLAMA2, fallback=True),
     "gemma": lambda: _bpe(
         pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁"), fallback=True

@@ -94,6 +94,7 @@ def _encode(
             "train_documents": train.num_documents,
             "validation_documents": validation.num_documents,
         }
+    sizes["inner_ends"] = int(counts[:, tokenizer.eos].sum()) - train.num_documents - validation.num_documents
     np.save(folder / "counts.npy", counts)
     seconds = time.perf_counter() - begun
     report(

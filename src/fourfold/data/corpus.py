@@ -31,9 +31,9 @@ class Listing:
 def list_sources(name: str, exclude: Path) -> Listing:
     """The files of a text corpus.
 
-    Hidden files and folders (a name that begins with a dot) are skipped, except where they are named outright. What is no regular
-    file is not read, nor is a link to a folder, which could form a loop. Nothing below the folder `exclude` belongs to a corpus:
-    the cache may lie inside it.
+    Hidden files and folders (a name that begins with a dot) are skipped, except where they are named outright. A pipe, a socket
+    or the like is not read, nor is a link to a folder, which could form a loop. Nothing below the folder `exclude` belongs to a
+    corpus: the cache may lie inside it.
     Raises `UserError` naming `data.corpus` when nothing is there.
     """
     if name == "stdlib":
@@ -107,8 +107,8 @@ def _collect(base: PurePath, paths: Iterable[Path]) -> Listing:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Files below a folder, and links to folders outside of it. These are not followed: they can form a loop. What a link inside
-    the folder leads to is found where it lies."""
+    """Files below a folder, and links to folders outside of it. These are not followed: they can form a loop. The target of a
+    link inside the folder is found where it lies."""
 
     def refuse(error: OSError) -> None:
         raise UserError(f"data.corpus: {error.filename}: this folder cannot be read: {error.strerror}")

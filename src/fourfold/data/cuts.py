@@ -115,8 +115,8 @@ def _keeps(steps: Iterable[dict[str, Any]], normalizer: Any) -> bool:
 
 
 def _separates(steps: Iterable[dict[str, Any]], at: Any) -> bool:
-    """Whether the sequence has a border of words at every place of a kind. What follows a step that separates sees its words one
-    by one, and must not ask where in the text they stand."""
+    """Whether the sequence has a border of words at every place of a kind. A step behind one that separates sees its words one by
+    one, and must not ask where in the text they stand."""
     separated = False
     for step in steps:
         if separated and step["type"] == "Metaspace" and step["prepend_scheme"] == "first":

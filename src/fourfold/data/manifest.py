@@ -62,7 +62,7 @@ class TextCorpus:
                 yield self.split.divide(text)
 
     def left_out(self) -> dict[str, Any]:
-        """What of the corpus is not among its documents, as fields of `PreparedPart`."""
+        """The share of the corpus that is not among its documents, as fields of `PreparedPart`."""
         return {
             "unread_files": len(self.unread),
             "unread_bytes": sum(file.size_bytes for file in self.unread),

@@ -100,7 +100,7 @@ def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, wei
         except OSError as error:
             raise RunFailure(f"{prepared.path}: cannot be written: {error}") from None
     prepared = open_prepared(prepared.path)
-    prepared.require_whole()
+    prepared.require_unchanged()
     return prepared
 
 

@@ -27,6 +27,7 @@ class PreparedPart:
     weight: its share of the samples; the weights of all parts sum to 1.
     sha256: over every byte of the token files of text, as they were written.
     unread_files: files of the corpus that cannot be read, the largest of them in words in `named_unread_files`.
+    inner_ends: end-of-text tokens inside documents, which the tokenizer makes of their text.
     bad_records: records without a document that were left out, the first of them in words in `first_bad_records`.
     """
 
@@ -43,11 +44,12 @@ class PreparedPart:
     unread_files: int = 0
     unread_bytes: int = 0
     named_unread_files: str = ""
+    inner_ends: int = 0
     bad_records: int = 0
     first_bad_records: str = ""
 
     def notices(self) -> list[str]:
-        """A line for each kind of thing that is in the corpus and not in its tokens."""
+        """A line for each kind of thing that is in the corpus and not in its tokens, or only there."""
         lines = []
         if self.unread_files:
             lines.append(
@@ -56,6 +58,10 @@ class PreparedPart:
         if self.bad_records:
             more = "; and more" if self.bad_records > self.first_bad_records.count("; ") + 1 else ""
             lines.append(f"{_counted(self.bad_records, 'record')} left out: {self.first_bad_records}{more}")
+        if self.inner_ends:
+            lines.append(
+                f"{_counted(self.inner_ends, 'end-of-text token')} inside documents: the tokenizer makes them of plain text"
+            )
         return [f"{self.name}: {line}" for line in lines]
 
 
@@ -102,11 +108,12 @@ class PreparedData:
         return sum(part.validation_tokens for part in self.parts)
 
     def left_out(self) -> dict[str, int]:
-        """How much of the corpora is not in the tokens, by its kind; empty where all of it is."""
+        """Counts of what is not in the tokens as a person may expect it, by its kind; empty where there is nothing."""
         counts = {
             "unread_files": sum(part.unread_files for part in self.parts),
             "unread_bytes": sum(part.unread_bytes for part in self.parts),
             "bad_records": sum(part.bad_records for part in self.parts),
+            "inner_ends": sum(part.inner_ends for part in self.parts),
         }
         return {kind: count for kind, count in counts.items() if count}
 
@@ -145,7 +152,7 @@ class PreparedData:
             digest.update(self._digest(part).encode())
         return _EVERY_BYTE + digest.hexdigest()
 
-    def require_whole(self) -> None:
+    def require_unchanged(self) -> None:
         """Raises `RunFailure` where token files are not as they were written."""
         for part in self.parts:
             self.streams(part)

@@ -135,7 +135,7 @@ def prepare_run(
         memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
     else:
         memory = device_memory_line(peak, device_memory_bytes())
-    missing = prepared.notices() if prepared.left_out().keys() & {"unread_bytes", "bad_records"} else []
+    missing = prepared.notices() if prepared.left_out().keys() - {"unread_files"} else []
     warnings = warnings_of(config, resolved.model, old if has_begun else None, step, [*missing, *memory])
     tokens = tokens or prepared.fingerprint()
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)

@@ -54,10 +54,11 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "unread_files": part.unread_files,
                 "unread_bytes": part.unread_bytes,
                 "bad_records": part.bad_records,
+                "inner_ends": part.inner_ends,
             }
             for index, part in enumerate(prepared.parts)
         ],
-        "left_out": prepared.notices(),
+        "notes": prepared.notices(),
         "excerpt": _excerpt(prepared),
     }
 
@@ -102,7 +103,7 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     entropy = format_nats(summary["unigram_entropy_nats"], length)
     return [
         *lines,
-        *(f"left out          {line}" for line in summary["left_out"]),
+        *(f"note              {line}" for line in summary["notes"]),
         f"tokens            {summary['train_tokens']:,} to train on, {summary['validation_tokens']:,} for validation",
         f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
         f"documents         {begin} before each, {named[summary['eos']]} behind it",
