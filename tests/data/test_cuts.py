@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from fourfold.data import cuts
 from fourfold.data.cuts import LINE, SPACE, cut, cut_places
 from fourfold.data.tokenizer import LibraryTokenizer
 from tests.data.tokenizer_kinds import KINDS, UNCUT, hard_text
@@ -29,19 +30,20 @@ def loaded(kind: str) -> LibraryTokenizer:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cut_wherever_it_may_be_a_text_has_the_same_tokens(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "__defaults__", (1,))
+    monkeypatch.setattr(cuts, "PIECE_CHARS", 1)
     tokenizer, places = loaded(kind), cut_places(tokenizer_of(kind))
     for seed in range(2):
         text = hard_text(seed, 4000)
-        assert "".join(cut(text, places)) == text
-        assert len(list(cut(text, places))) > 5
+        # Llama 2 puts back the space that stood before each piece but the first.
+        assert (" " if kind == "llama2" else "").join(cut(text, places, 1)) == text
+        assert len(list(cut(text, places, 1))) > 5
         expected = tokenizer_of(kind).encode(text, add_special_tokens=False).ids
         assert tokenizer.encode_batch([text])[0].tolist() == expected
 
 
 @pytest.mark.parametrize("kind", UNCUT)
 def test_where_nothing_is_proved_a_text_stays_uncut(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cut, "__defaults__", (1,))
+    monkeypatch.setattr(cuts, "PIECE_CHARS", 1)
     assert cut_places(tokenizer_of(kind)) is None
     text = hard_text(5, 600)
     expected = tokenizer_of(kind).encode(text, add_special_tokens=False).ids
@@ -49,16 +51,14 @@ def test_where_nothing_is_proved_a_text_stays_uncut(kind: str, monkeypatch: pyte
 
 
 @pytest.mark.rest
-@pytest.mark.parametrize("kind", [*KINDS, "llama2", "gemma"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_document_of_a_megabyte(kind: str) -> None:
     text = hard_text(7, 1_000_000)
     expected = tokenizer_of(kind).encode(text, add_special_tokens=False).ids
     assert loaded(kind).encode_batch(["first", text, "last"])[1].tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama2", "gemma", "metaspace, one word", "over spaces", "left stripped", "prepended", "no words"]
-)
+@pytest.mark.parametrize("kind", ["llama2, another prefix", "over spaces", "left stripped", "prepended", "no words"])
 def test_cutting_these_would_give_other_tokens(kind: str) -> None:
     """The test above would see it."""
     inner, text = tokenizer_of(kind), hard_text(5, 5000)
@@ -87,9 +87,10 @@ def test_groups_bound_what_the_library_holds_at_once(monkeypatch: pytest.MonkeyP
             return list(inner.encode_batch_fast(pieces, **options))
 
     inner = tokenizer._inner
+    assert tokenizer._places is not None
     tokenizer._inner = Watched()
     monkeypatch.setattr("fourfold.data.tokenizer._GROUP_CHARS", 3000)
-    monkeypatch.setattr(cut, "__defaults__", (500,))
+    monkeypatch.setattr(cuts, "PIECE_CHARS", 500)
     texts = [hard_text(1, 10_000), "", "one", hard_text(2, 2000)]
     assert [each.tolist() for each in tokenizer.encode_batch(texts)] == [inner.encode(text).ids for text in texts]
     assert len(calls) > 3

@@ -142,15 +142,21 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     ),
     "added runs of spaces": lambda: _bpe(_bytes(), added=("  ", "    ", "\n\n", "self")),
     "added, normalized": lambda: _bpe(_bytes(), normalizers.Lowercase(), added=("Self", "IMPORT")),
-}
-"""Tokenizers for which a place to cut is proved."""
-
-UNCUT: dict[str, Callable[[], Tokenizer]] = {
     "llama2": lambda: _bpe(None, _LLAMA2, fallback=True),
     "gemma": lambda: _bpe(
         pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁"), fallback=True
     ),
     "metaspace, one word": lambda: _bpe(pre_tokenizers.Metaspace(split=False), fallback=True),
+    "gemma, added tokens": lambda: _bpe(
+        None, normalizers.Replace(" ", "▁"), added=("self", "</s>", "  "), fallback=True
+    ),
+    "metaspace, one word, first": lambda: _bpe(
+        pre_tokenizers.Metaspace(split=False, prepend_scheme="first"), added=("self",), fallback=True
+    ),
+}
+"""Tokenizers for which a place to cut is proved."""
+
+UNCUT: dict[str, Callable[[], Tokenizer]] = {
     "look back": lambda: _bpe(_then_bytes(_split(r"(?<=\s)\S+|\s+"))),
     "over spaces": lambda: _bpe(_then_bytes(_split(r"\w+ \w+|\s+"))),
     "unknown pattern": lambda: _bpe(_then_bytes(_split(r"\p{L}+\n?\p{L}*|\s|."))),
@@ -160,6 +166,12 @@ UNCUT: dict[str, Callable[[], Tokenizer]] = {
     "added over cuts": lambda: _bpe(_bytes(), added=("x\nimport", "the end", "e e")),
     "added, stripping": lambda: _bpe(_bytes(), added=(AddedToken("import", lstrip=True), AddedToken("x", rstrip=True))),
     "added, single words": lambda: _bpe(_bytes(), added=(AddedToken("end", single_word=True),)),
+    "llama2, added tokens": lambda: _bpe(None, _LLAMA2, added=("self", "</s>"), fallback=True),
+    "llama2, another prefix": lambda: _bpe(
+        None, normalizers.Sequence([normalizers.Prepend("x"), normalizers.Replace(" ", "▁")]), fallback=True
+    ),
+    "llama2, NFKC": lambda: _bpe(None, normalizers.Sequence([normalizers.NFKC(), _LLAMA2]), fallback=True),
+    "one word, bytes": lambda: _bpe(_bytes(regex=False)),
     "no words": lambda: _unigram(None),
 }
 """Tokenizers for which none is: their texts stay whole."""

@@ -8,13 +8,16 @@ of words lies there in any case, and no step looks across it. Two kinds of place
 - a *line*: after a newline behind a visible character, before a letter or digit.
 
 A pre-tokenizer *separates* at such places if it always has a border of words there; it *passes* if its borders depend on
-nothing across them, so that a later one of a sequence still decides. One that is not known does neither: the text stays whole.
+nothing across them, so that a later one of a sequence still decides. One that is not known does neither: the text stays uncut,
+unless it is one word for a BPE whose merges leave places free (`merge_borders`).
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from fourfold.data.merge_borders import one_word_places
 
 PIECE_CHARS = 1 << 18
 """A text with proved places is encoded in pieces of some so many characters: the library holds ~100 bytes for each."""
@@ -70,21 +73,25 @@ def cut_places(inner: Any) -> re.Pattern[str] | None:
         proved += [SPACE] if _separates(pre_tokenizer, _at_space) else []
     if not any(re.search(r"\n\S", text) for text in contents) and not normalizer:
         proved += [LINE] if _separates(pre_tokenizer, _at_line) else []
+    if not proved and not any(re.search(r"\S ", text) for text in contents):
+        steps = _steps(inner.normalizer, "normalizers")
+        one_word = one_word_places(inner, steps, pre_tokenizer, any(not token.special for token in added))
+        return None if one_word is None else re.compile(one_word)
     if not proved:
         return None
     return re.compile("|".join(proved).replace(_ANY, _ASCII) if normalizer else "|".join(proved))
 
 
 def cut(text: str, places: re.Pattern[str] | None, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
-    """Pieces of at least `piece_chars` characters that concatenate to the text, cut at the next place after these; the full text
-    where there is none."""
+    """Pieces of at least `piece_chars` characters, cut at the next place after these; the full text where there is none. They
+    concatenate to the text, but for the characters that a place itself spans."""
     start = 0
     while places is not None and len(text) - start > piece_chars:
         found = places.search(text, start + piece_chars)
         if found is None:
             break
         yield text[start : found.start()]
-        start = found.start()
+        start = found.end()
     yield text[start:]
 
 

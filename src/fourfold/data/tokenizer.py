@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
+from fourfold.data import cuts
 from fourfold.data.cuts import cut, cut_places
 from fourfold.data.special_tokens import end_of_text
 from fourfold.data.tokenizer_file import SPEC_ALLOWED, read_tokenizer_file
@@ -78,7 +81,6 @@ class LibraryTokenizer:
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
-        self._places = cut_places(inner)
         self._vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         if self._vocab_size > _MAX_VOCAB:
             raise UserError(
@@ -98,7 +100,7 @@ class LibraryTokenizer:
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text, int32 [length]: those that the library gives for the whole text. Where that is proved to be
         the same, a long text is encoded in pieces, to bound the memory."""
-        pieces = ((number, piece) for number, text in enumerate(texts) for piece in cut(text, self._places))
+        pieces = ((number, piece) for number, text in enumerate(texts) for piece in self._cut(text))
         ids: list[list[np.ndarray]] = [[] for _ in texts]
         for group in _groups(pieces):
             with _library_errors("data.tokenizer: it cannot encode the texts of the corpus"):
@@ -106,6 +108,13 @@ class LibraryTokenizer:
             for (number, _), encoding in zip(group, encoded, strict=True):
                 ids[number].append(np.array(encoding.ids, dtype=np.int32))
         return [np.concatenate(each) for each in ids]
+
+    def _cut(self, text: str) -> Iterable[str]:
+        return cut(text, self._places, cuts.PIECE_CHARS) if len(text) > cuts.PIECE_CHARS else [text]
+
+    @cached_property
+    def _places(self) -> re.Pattern[str] | None:
+        return cut_places(self._inner)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of token ids, without special tokens."""
@@ -133,7 +142,7 @@ def load_tokenizer(path: Path | str, eos: int | None = None) -> Tokenizer:
         _library_errors(f"data.tokenizer: {file.path} is not a tokenizer of the tokenizers library"),
         _without_panic_output(),
     ):
-        inner = library.Tokenizer.from_str(file.content.decode("utf-8"))
+        inner = library.Tokenizer.from_str(file.content.decode("utf-8-sig"))
     return LibraryTokenizer(inner, end_of_text(file, eos))
 
 
