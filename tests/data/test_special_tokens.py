@@ -170,6 +170,16 @@ def test_a_table_of_another_shape_holds_no_such_token(tmp_path: Path, content: b
         end_of_text(read_tokenizer_file(tmp_path / "tokenizer.json"))
 
 
+def test_an_id_that_the_library_does_not_keep_is_refused(folder: Callable[..., Path]) -> None:
+    """The library numbers an added token anew where its id is taken."""
+    path = folder(SPECIAL, TAGS) / "tokenizer.json"
+    table = json.loads(path.read_text())
+    table["added_tokens"].append({**table["added_tokens"][0], "id": 999, "content": "<|end_of_text|>"})
+    path.write_text(json.dumps(table))
+    with pytest.raises(UserError, match="has the id 999 in the file and another in the tokenizers library"):
+        load_tokenizer(path, 999)
+
+
 def test_a_damaged_file_beside_the_tokenizer_is_named(folder: Callable[..., Path]) -> None:
     path = folder(SPECIAL, TAGS)
     (path / "tokenizer_config.json").write_text("{")

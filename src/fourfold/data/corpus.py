@@ -19,7 +19,7 @@ WORKS = 'what works: corpus = "stdlib", a folder, a file, a glob such as "texts/
 
 
 @dataclass(frozen=True)
-class Listing:
+class CorpusFiles:
     """The files of a text corpus, sorted by their path below its root. `skipped`: how many are none of it by a rule, by that rule;
     `unread`: files and folders of it that cannot be read."""
 
@@ -28,7 +28,7 @@ class Listing:
     unread: list[UnreadFile] = field(default_factory=list)
 
 
-def list_sources(name: str, exclude: Path) -> Listing:
+def list_sources(name: str, exclude: Path) -> CorpusFiles:
     """The files of a text corpus.
 
     Hidden files and folders (a name that begins with a dot) are skipped, except where they are named outright. A pipe, a socket
@@ -46,7 +46,7 @@ def list_sources(name: str, exclude: Path) -> Listing:
     root = Path(name).expanduser()
     base: PurePath = root
     if root.is_file():
-        return Listing([Source(root.name, str(root.absolute()), local)])
+        return CorpusFiles([Source(root.name, str(root.absolute()), local)])
     if root.is_dir():
         paths = _walk(root)
     elif matches := [Path(match) for match in glob.glob(str(root), recursive=True)]:
@@ -76,7 +76,7 @@ def megatron_prefix(name: str) -> str | None:
     return None
 
 
-def _list_stdlib() -> Listing:
+def _list_stdlib() -> CorpusFiles:
     root, local = stdlib_root(), fsspec.filesystem("file")
     sources, skipped = [], Counter[str]()
     for path in stdlib_files():
@@ -85,12 +85,12 @@ def _list_stdlib() -> Listing:
             skipped["generated table"] += 1
         else:
             sources.append(Source(path.relative_to(root).as_posix(), str(path), local))
-    return Listing(sorted(sources, key=lambda source: source.path), skipped)
+    return CorpusFiles(sorted(sources, key=lambda source: source.path), skipped)
 
 
-def _collect(base: PurePath, paths: Iterable[Path]) -> Listing:
+def _collect(base: PurePath, paths: Iterable[Path]) -> CorpusFiles:
     local = fsspec.filesystem("file")
-    found = Listing([])
+    found = CorpusFiles([])
     for relative, path in sorted((path.relative_to(base).as_posix(), path) for path in paths):
         if _is_hidden(relative):
             found.skipped["hidden"] += 1
@@ -151,7 +151,7 @@ def _is_hidden(relative: str) -> bool:
     return any(part.startswith(".") for part in PurePosixPath(relative).parts)
 
 
-def _list_remote(url: str) -> Listing:
+def _list_remote(url: str) -> CorpusFiles:
     """Files behind a URL that fsspec can open (s3://, gs://, https://, memory://)."""
     try:
         filesystem, root = fsspec.core.url_to_fs(url)
@@ -173,4 +173,4 @@ def _list_remote(url: str) -> Listing:
     base = base.rstrip("/") + "/"
     sources = [Source(str(location).removeprefix(base), str(location), filesystem) for location in sorted(locations)]
     visible = [source for source in sources if not _is_hidden(source.path)]
-    return Listing(visible, +Counter({"hidden": len(sources) - len(visible)}))
+    return CorpusFiles(visible, +Counter({"hidden": len(sources) - len(visible)}))

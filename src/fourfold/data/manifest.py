@@ -8,7 +8,7 @@ from typing import Any
 
 from fourfold.config import UserError
 from fourfold.config.schema import DataSection
-from fourfold.data.corpus import WORKS, Listing, list_sources
+from fourfold.data.corpus import WORKS, CorpusFiles, list_sources
 from fourfold.data.formats import read_documents, read_records
 from fourfold.data.records import BadRecord
 from fourfold.data.source import Source, UnreadError, UnreadFile, fingerprint
@@ -215,7 +215,7 @@ def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> F
     return replace(file, validation_documents=validation)
 
 
-def _explain(listing: Listing, unread: list[UnreadFile]) -> str:
+def _explain(listing: CorpusFiles, unread: list[UnreadFile]) -> str:
     by_rule = [f"{count} {reason}" for reason, count in sorted(listing.skipped.items())]
     reasons = "; ".join([*by_rule, *([named_files(unread)] if unread else [])])
     found = f" (files not read: {reasons})" if reasons else " (there is no file in it)"

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunFailure, UserError
+from fourfold.config.errors import shortened
 from fourfold.config.schema import CorpusPart, DataSection
-from fourfold.config.whole_file import write_whole
+from fourfold.config.whole_file import bounded, write_whole
 from fourfold.data.atomic_folder import ensure_folder
 from fourfold.data.build import Corpus, Report, build_cache
 from fourfold.data.corpus import WORKS, megatron_prefix
@@ -23,6 +24,7 @@ from fourfold.data.unigram import unigram_entropies
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
 
+_MAX_MANIFEST_BYTES = 1 << 32
 _OF_ONE_KIND = {field.name: field.default for field in fields(PreparedPart) if field.default is not MISSING} | {
     "prefix": ""
 }
@@ -112,22 +114,24 @@ def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
     """The description for the run that made the folder."""
     source = folder / "manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(source.read_bytes())
+        manifest: dict[str, Any] = json.loads(bounded(source, _MAX_MANIFEST_BYTES))
         stated = [
             {**_OF_ONE_KIND, **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)
         ]
         parts = tuple(PreparedPart(**{each.name: part[each.name] for each in fields(PreparedPart)}) for part in stated)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFailure(f"{source}: is damaged ({error}); delete {folder} and prepare the data again") from None
+        made_with = {key: manifest[key] for key in ("corpus_id", "tokenizer", "vocab_size", "eos")}
+        begin = tuple(manifest["bos"])
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as error:
+        raise RunFailure(
+            f"{source}: is not the manifest of prepared data ({shortened(str(error))[1:-1]}); delete {folder} and prepare the data "
+            "again"
+        ) from None
     counts = [read_array(folder / part.folder / "counts.npy") for part in parts]
     validation_nats, train_nats = unigram_entropies([c[0] for c in counts], [c[1] for c in counts], shares)
     return PreparedData(
         path=folder / "prepared.json",
-        corpus_id=manifest["corpus_id"],
-        tokenizer=manifest["tokenizer"],
-        vocab_size=manifest["vocab_size"],
-        eos=manifest["eos"],
-        bos=tuple(manifest["bos"]),
+        **made_with,
+        bos=begin,
         parts=parts,
         unigram_entropy_nats=validation_nats,
         unigram_train_entropy_nats=train_nats,

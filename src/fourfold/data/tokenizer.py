@@ -72,13 +72,6 @@ class LibraryTokenizer:
     def __init__(self, inner: Any, eos: int) -> None:
         self._inner = inner
         self._eos = eos
-        # A document that spells out "<|endoftext|>" must not end there, so such text is encoded as text. What a folder states
-        # to end texts may be a plain entry in its tokenizer.json.
-        name = inner.id_to_token(eos)
-        if not getattr(inner.get_added_tokens_decoder().get(eos), "special", False):
-            inner.add_special_tokens([name])
-            assert inner.token_to_id(name) == eos
-        inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
         self._vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
@@ -86,6 +79,17 @@ class LibraryTokenizer:
             raise UserError(
                 f"data.tokenizer: it has a token of the id {self._vocab_size - 1}; allowed: below {_MAX_VOCAB}"
             )
+        # A document that spells out "<|endoftext|>" must not end there, so such text is encoded as text. The token that a folder
+        # states to end texts may be a plain entry in its tokenizer.json.
+        name = inner.id_to_token(eos)
+        if name is not None and not getattr(inner.get_added_tokens_decoder().get(eos), "special", False):
+            inner.add_special_tokens([name])
+        if name is None or inner.token_to_id(name) != eos:
+            raise UserError(
+                f"data.tokenizer: its end-of-text token has the id {eos} in the file and another in the tokenizers library; "
+                "correct the id in added_tokens"
+            )
+        inner.encode_special_tokens = True
 
     @property
     def vocab_size(self) -> int:
@@ -114,7 +118,8 @@ class LibraryTokenizer:
 
     @cached_property
     def _places(self) -> re.Pattern[str] | None:
-        return cut_places(self._inner)
+        with _library_errors("data.tokenizer: it cannot say where texts may be cut"):
+            return cut_places(self._inner)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of token ids, without special tokens."""
