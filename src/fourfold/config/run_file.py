@@ -145,7 +145,7 @@ def _nearest_word(value: Any, location: Sequence[str], table: Mapping[str, Any])
 def _words(annotation: Any) -> list[str]:
     """The words that an annotation takes."""
     literals = [leaf for leaf in _flatten(annotation) if typing.get_origin(leaf) is typing.Literal]
-    return [word for leaf in literals for word in get_args(leaf)]
+    return [word for leaf in literals for word in get_args(leaf) if isinstance(word, str)]
 
 
 def _is_union_branch(part: str) -> bool:

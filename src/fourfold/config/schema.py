@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic_core import PydanticCustomError
 
 from fourfold.config.model_section import ModelSection
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
@@ -30,6 +31,13 @@ PointwiseBackendName = Literal["auto", "formula", "triton"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
 
 
+def _no_number(value: object) -> object:
+    """1 equals true in Python, and may be meant as an id."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        raise PydanticCustomError("literal_error", "Input should be 'auto', True or False")
+    return value
+
+
 class CorpusPart(Section):
     """One corpus of a blend."""
 
@@ -49,7 +57,7 @@ class DataSection(Section):
     eos: Annotated[int, Field(ge=0)] | None = None
     """Id of the end-of-text token in a `tokenizer.json`. Left out: what the files of its folder state; where these leave
     two candidates, the run asks for this key."""
-    bos: bool | Literal["auto"] = "auto"
+    bos: Annotated[Literal["auto", True, False], BeforeValidator(_no_number)] = "auto"
     """Whether the tokenizer's begin-of-text token stands before every document. `"auto"`: as its post-processor does."""
     text_key: str = "text"
     """Field of a JSON line, or column of a parquet file, that holds a document's text."""
