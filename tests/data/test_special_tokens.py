@@ -10,7 +10,7 @@ import tokenizers
 import transformers
 from tokenizers import processors
 
-from fourfold.config import UserError
+from fourfold.config import UserError, parse_run
 from fourfold.config.schema import DataSection
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import open_prepared
@@ -18,6 +18,7 @@ from fourfold.data.special_tokens import end_of_text, frame
 from fourfold.data.tokenizer import load_tokenizer
 from fourfold.data.tokenizer_file import read_tokenizer_file
 from fourfold.data.tokenizer_spec import parse_tokenizer
+from fourfold.launch.resolve import stated_vocab_size
 from fourfold.report.corpus import corpus_lines, corpus_summary
 
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
@@ -256,3 +257,11 @@ def test_prepared_documents_are_framed_as_the_library_frames_them(folder: Callab
     assert len(found["auto"]) == len(found[False]) + 2 * len(texts)
     lines = corpus_lines(corpus_summary(prepare(section.model_copy(update={"bos": "auto"}), lambda line: None)))
     assert "documents         <bos> (id 2) <pad> (id 0) before each, <eos> (id 1) behind it" in lines
+
+
+def test_what_is_stated_counts_where_the_vocabulary_is_asked_for_too(folder: Callable[..., Path]) -> None:
+    path = folder(SPECIAL, TAGS, BOS, tokenizer_config={"add_bos_token": False})
+    model = parse_run({"model": {"preset": "tiny"}, "batch": {"global_sequences": 1, "sequence_length": 8}}).model
+    with pytest.raises(UserError, match=r"data\.bos"):
+        stated_vocab_size(model, DataSection(tokenizer=str(path)))
+    assert stated_vocab_size(model, DataSection(tokenizer=str(path), bos=False)) == load_tokenizer(path).vocab_size

@@ -149,7 +149,7 @@ def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
         return None
     from fourfold.data.tokenizer import load_tokenizer
 
-    spec = parse_tokenizer(data.tokenizer, data.eos)
+    spec = parse_tokenizer(data.tokenizer, data.eos, data.bos)
     return load_tokenizer(spec.path, spec.eos).vocab_size
 
 
