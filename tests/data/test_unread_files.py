@@ -177,6 +177,24 @@ def test_the_report_names_them_also_where_the_tokens_were_found(
     assert f"note              {folder}: 1 file of 100 bytes not read: c.bin (binary: it holds zero bytes)" in lines
 
 
+@pytest.mark.parametrize(
+    "content", ['["one text", "another"]', '{"body": "a text"}', '{"rows": [{"body": "a"}]}', "[[1], 2]"]
+)
+def test_json_without_records_is_counted_and_is_no_corpus_by_itself(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, prepared_with: Prepare, content: str
+) -> None:
+    (folder / "settings.json").write_text(content)
+    prepared = prepared_with(corpus=str(folder))
+    assert prepared.notices() == [f"{folder}: 1 .json file read as text: without records"]
+    assert prepared.left_out() == {}
+    alone = tmp_path_factory.mktemp("alone") / "a.json.gz"
+    alone.write_bytes(gzip.compress(content.encode()))
+    with pytest.raises(
+        UserError, match=r"nothing in it but JSON without records.*a\.json\.gz has its text under 'text'"
+    ):
+        prepared_with(corpus=str(alone))
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
 def test_text_is_decoded_by_its_byte_order_mark(folder: Path, encoding: str) -> None:
     mark = "\ufeff" if encoding == "utf-16-be" else ""

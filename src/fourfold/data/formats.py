@@ -63,6 +63,14 @@ def read_records(source: Source, text_key: str) -> Iterator[str | BadRecord]:
     return (document for document in documents if document)
 
 
+def is_json_text(source: Source, text_key: str) -> bool:
+    """Whether a `.json` file is read as text: it holds no records."""
+    named = (
+        source.path.lower().removesuffix(next(filter(source.path.lower().endswith, COMPRESSIONS), "")).endswith(".json")
+    )
+    return named and _kind_of(source, text_key)[0] == "text"
+
+
 def _kind_of(source: Source, text_key: str) -> tuple[Kind, str]:
     name = source.path.lower()
     compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")

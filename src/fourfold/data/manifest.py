@@ -9,7 +9,7 @@ from typing import Any
 from fourfold.config import UserError
 from fourfold.config.schema import DataSection
 from fourfold.data.corpus import WORKS, CorpusFiles, list_sources
-from fourfold.data.formats import read_documents, read_records
+from fourfold.data.formats import is_json_text, read_documents, read_records
 from fourfold.data.records import BadRecord
 from fourfold.data.source import Source, UnreadError, UnreadFile, fingerprint
 from fourfold.data.split import Split, SplitSurvey
@@ -40,9 +40,13 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """A scanned text corpus. `skipped`: files that are none of it, by rule; `unread`: those that cannot be read;
-    `text_key`: the key in JSON, the column in Parquet;
-    `bad_records`: those that hold no document and were left out, the first few of them in words in `first_bad_records`."""
+    """A scanned text corpus.
+
+    skipped: files that are none of it, by rule; unread: those that cannot be read.
+    text_key: the key in JSON, the column in Parquet.
+    json_texts: `.json` files without records, which are text.
+    bad_records: those that hold no document and were left out, the first few of them in words in `first_bad_records`.
+    """
 
     name: str
     files: tuple[FileRecord, ...]
@@ -52,6 +56,7 @@ class TextCorpus:
     corpus_id: str
     sources: tuple[Source, ...]
     unread: tuple[UnreadFile, ...] = ()
+    json_texts: int = 0
     bad_records: int = 0
     first_bad_records: tuple[str, ...] = ()
 
@@ -67,6 +72,7 @@ class TextCorpus:
             "unread_files": len(self.unread),
             "unread_bytes": sum(file.size_bytes for file in self.unread),
             "named_unread_files": named_files(self.unread),
+            "json_texts": self.json_texts,
             "bad_records": self.bad_records,
             "first_bad_records": "; ".join(self.first_bad_records),
         }
@@ -104,6 +110,12 @@ def scan_text(name: str, section: DataSection) -> TextCorpus:
     unread = [*listing.unread, *scan.unread.values()]
     if not scan.files:
         raise UserError(f"data.corpus = {name!r}: holds no text{_explain(listing, unread)}; {WORKS}")
+    if scan.json_texts == len(scan.files):
+        raise UserError(
+            f"data.corpus = {name!r}: nothing in it but JSON without records: no object in {scan.files[0].path} has its text under "
+            f"{section.text_key!r} (data.text_key); what works: JSON Lines, or an array of objects with this key, or another name "
+            "than .json for what is to be trained on as it stands"
+        )
     if not section.skip:
         _refuse_unread(name, unread, sum(file.size_bytes for file in scan.files))
     files, sources, text_key = scan.files, scan.sources, section.text_key
@@ -122,6 +134,7 @@ def scan_text(name: str, section: DataSection) -> TextCorpus:
         corpus_id=corpus_id,
         sources=tuple(sources),
         unread=tuple(sorted(unread, key=lambda file: file.path)),
+        json_texts=scan.json_texts,
         bad_records=scan.bad_records,
         first_bad_records=tuple(scan.first_bad_records),
     )
@@ -143,6 +156,7 @@ class _Scan:
         self.files: list[FileRecord] = []
         self.sources: list[Source] = []
         self.bad_records, self.first_bad_records = 0, list[str]()
+        self.json_texts = 0
         for source in sources:
             if source.path in self.unread:
                 continue
@@ -171,6 +185,7 @@ class _Scan:
                 reason = "no record of it holds a document" if self.bad_records > counted else "empty"
                 self.unread[source.path] = UnreadFile(source.path, reason, size)
                 continue
+            self.json_texts += is_json_text(source, self._section.text_key)
             self.sources.append(source)
             self.files.append(FileRecord(source.path, size, digest, documents, validation))
 

@@ -27,6 +27,7 @@ class PreparedPart:
     weight: its share of the samples; the weights of all parts sum to 1.
     sha256: over every byte of the token files of text, as they were written.
     unread_files: files of the corpus that cannot be read, the largest of them in words in `named_unread_files`.
+    json_texts: `.json` files that hold no records, and are text.
     inner_ends: end-of-text tokens inside documents, which the tokenizer makes of their text.
     bad_records: records without a document that were left out, the first of them in words in `first_bad_records`.
     """
@@ -44,6 +45,7 @@ class PreparedPart:
     unread_files: int = 0
     unread_bytes: int = 0
     named_unread_files: str = ""
+    json_texts: int = 0
     inner_ends: int = 0
     bad_records: int = 0
     first_bad_records: str = ""
@@ -55,6 +57,8 @@ class PreparedPart:
             lines.append(
                 f"{_counted(self.unread_files, 'file')} of {self.unread_bytes:,} bytes not read: {self.named_unread_files}"
             )
+        if self.json_texts:
+            lines.append(f"{_counted(self.json_texts, '.json file')} read as text: without records")
         if self.bad_records:
             more = "; and more" if self.bad_records > self.first_bad_records.count("; ") + 1 else ""
             lines.append(f"{_counted(self.bad_records, 'record')} left out: {self.first_bad_records}{more}")

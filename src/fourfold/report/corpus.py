@@ -53,6 +53,7 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "validation_tokens": part.validation_tokens,
                 "unread_files": part.unread_files,
                 "unread_bytes": part.unread_bytes,
+                "json_texts": part.json_texts,
                 "bad_records": part.bad_records,
                 "inner_ends": part.inner_ends,
             }
