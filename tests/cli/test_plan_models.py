@@ -81,6 +81,17 @@ def test_a_model_is_planned_beyond_its_windows(fourfold, here: Path) -> None:
     assert note.startswith("sliding windows of 1,024 tokens in 100% of the layers")
 
 
+def test_windows_of_the_layers_that_transformers_gives_one(fourfold, here: Path) -> None:
+    """Qwen2: those from max_window_layers on, of four."""
+    raw = {"model_type": "qwen2", "use_sliding_window": True} | {
+        k: v for k, v in GEMMA.items() if k not in ("model_type", "hidden_activation")
+    }
+    for first, part in ((4, None), (3, "25%"), (0, "100%")):
+        notes = planned(fourfold, raw | {"max_window_layers": first}, "--sequence-length", "2048")["notes"]
+        assert len(notes) == (part is not None)
+        assert all(note.startswith(f"sliding windows of 1,024 tokens in {part} of the layers") for note in notes)
+
+
 def test_other_layers_are_refused(fourfold, here: Path) -> None:
     (here / "config.json").write_text(json.dumps(GEMMA | {"layer_types": ["linear_attention"] * 4}))
     result = fourfold("plan", "--model", "config.json", *ON, "--sequence-length", "1024")

@@ -248,7 +248,9 @@ def test_a_config_that_is_no_json_object_is_refused(content: str, tmp_path: Path
     [
         ({"model_type": "mistral", "sliding_window": 4096}, 4096),
         ({"model_type": "mistral", "sliding_window": None}, None),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 0}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1}, 4096),
         ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
         ({"model_type": "qwen2", "sliding_window": 4096}, None),
     ],

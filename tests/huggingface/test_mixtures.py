@@ -36,6 +36,9 @@ BARE: dict[str, Any] = {
 }  # fmt: skip
 
 
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_keys_left_out_mean_what_they_mean_to_transformers(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
@@ -79,7 +82,9 @@ def test_gpt2s_own_config(tmp_path: Path) -> None:
     }  # fmt: skip
     from fourfold.model.counts import num_parameters
 
-    assert num_parameters(_read(raw, tmp_path)) == 124_439_808
+    with pytest.raises(UserError, match=r"resid_pdrop = 0\.1.*model\.dropout = 0"):
+        _read(raw, tmp_path)
+    assert num_parameters(resolve(hf=str(tmp_path), dropout=0)) == 124_439_808
 
 
 def test_deepseek_v3s_own_config(tmp_path: Path) -> None:
@@ -146,10 +151,20 @@ def test_any_deepseek_model_reads_back(
         ("deepseek_v3", {"kv_lora_rank": "512"}, ["kv_lora_rank = '512'"]),
         ("deepseek_v3", {"first_k_dense_replace": -1}, ["first_k_dense_replace = -1", "0 or more"]),
         ("deepseek_v3", {"num_key_value_heads": 8}, ["model.num_kv_heads = 8"]),
+        ("gpt2", {"embd_pdrop": 0.1, "attn_pdrop": 0.0, "resid_pdrop": 0}, ["embd_pdrop = 0.1", "model.dropout = 0"]),
+        ("gpt2", {**NO_DROPOUT, "attn_pdrop": "x"}, ["attn_pdrop = 'x'"]),
+        ("gpt2", {}, ["resid_pdrop = 0.1 (left out"]),
+        ("gpt2", {**NO_DROPOUT, "n_ctx": 8, "hidden_size": 8, "n_embd": 16}, ["n_embd = 16 and hidden_size = 8 contradict"]),
+        ("mixtral", {"attention_dropout": 0.2}, ["attention_dropout = 0.2", "--without-dropout"]),
+        ("mixtral", {"is_causal": False}, ["is_causal = false", "true"]),
+        ("mixtral", {"num_local_experts": 4, "num_experts": 8}, ["num_local_experts = 4 and num_experts = 8"]),
+        ("mixtral", {"layer_types": ["sliding_attention"] * 4}, ["layer_types", "sliding_window"]),
+        ("qwen3_moe", {"layer_types": ["linear_attention"] * 4}, ["layer_types", "'full_attention'"]),
+        ("qwen3_moe", {"use_sliding_window": 1}, ["use_sliding_window = 1"]),
         ("gpt2", {"activation_function": "relu"}, ["activation_function = 'relu'", "'gelu_new'"]),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx = true", "false"]),
-        ("gpt2", {"n_head": 7}, ["num_heads = 7"]),
-        ("gpt2", {"n_embd": "x"}, ["n_embd = 'x'"]),
+        ("gpt2", {**NO_DROPOUT, "num_attention_heads": 7}, ["num_heads = 7"]),
+        ("gpt2", {**NO_DROPOUT, "n_embd": "x", "hidden_size": None}, ["n_embd = 'x'"]),
     ],
     ids=str,
 )  # fmt: skip

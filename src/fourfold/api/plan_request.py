@@ -24,6 +24,8 @@ from fourfold.config.run_file import apply_override, parse_run
 from fourfold.cost.masks import Windows
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
+from fourfold.huggingface.config_json import load_config
+from fourfold.huggingface.layer_types import windowed_share
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.candidate import Candidate
@@ -107,7 +109,12 @@ def read_request(options: Options) -> Asked:
         )
     windows = Windows(*near.window) if near is not None and near.window is not None else None
     if resolved.sliding_window is not None:
-        windows, resolved = Windows(resolved.sliding_window), replace(resolved, sliding_window=None)
+        part = (
+            windowed_share(load_config(Path(section.hf)))
+            if section.hf is not None and section.sliding_window is None
+            else 1.0
+        )
+        windows, resolved = Windows(resolved.sliding_window, part), replace(resolved, sliding_window=None)
     if config is None:
         config = _of_options(resolved, sequences, length, dtype or "bf16", overrides)
     precision, data = config.precision, config.data

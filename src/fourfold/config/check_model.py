@@ -165,8 +165,8 @@ def _expert_groups(model: ModelConfig) -> str | None:
     if model.top_k > top * experts // groups:
         fit = -(-model.top_k * groups // experts)
         return (
-            f"model.top_k = {model.top_k} exceeds the {top * experts // groups} experts of the model.top_groups = {top} groups "
-            f"that a token may choose from; a value that works: top_groups = {fit}"
+            f"model.top_k = {model.top_k} exceeds the {top * experts // groups} experts of the model.top_groups = {top} groups (of "
+            f"model.num_expert_groups = {groups}) that a token may choose from; a value that works: top_groups = {fit}"
         )
     return None
 

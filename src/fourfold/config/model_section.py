@@ -83,6 +83,9 @@ class ModelSection(Section):
     """Inner width of the dense feed-forward [elements]."""
     vocab_size: PositiveInt | None = None
     """Rows of the embedding. Left out: the tokenizer's entries, padded up to `vocab_multiple`."""
+    dropout: Annotated[float, Field(ge=0, le=0)] | None = None
+    """0, the only value: train a model without the dropout that the `config.json` of `hf` states. Left out: such a model is
+    refused."""
     vocab_multiple: PositiveInt | None = None
     """The vocabulary is padded to a multiple of this where `vocab_size` is left out. Default: 64."""
     tie_embeddings: bool | None = None

@@ -75,7 +75,8 @@ class Family:
 
     `config.json`: `name` is its `model_type`, `architecture` its class in transformers, `keys` state our dimensions. `states`: keys
     that must have one of these values, the first of which is written. `lacks`: keys of other families that must be false or left
-    out. `constants` are written and never read. `read(raw, values, source)` and `write(model)` treat what these cannot express.
+    out. `dropouts`: keys of dropout, with the values that transformers takes where they are left out; 0.0 is written. `constants`
+    are written and never read. `read(raw, values, source)` and `write(model)` treat what these cannot express; `reads`: their keys.
 
     Models: `fixed` are values of `ModelConfig` that all models of the family have, `usual` those that hold where a run file does
     not say otherwise, `needs` fields that must not be 0. `rope_types`: kinds of rotary positions; empty where positions are
@@ -94,7 +95,9 @@ class Family:
     departs: Callable[[ModelConfig], dict[str, Any]] = _nothing
     states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    dropouts: Mapping[str, float] = field(default_factory=lambda: {"attention_dropout": 0.0})
     constants: Mapping[str, Any] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
     read: Callable[[Mapping[str, Any], dict[str, Any], str], None] = _read_nothing
     write: Callable[[ModelConfig], dict[str, Any]] = _nothing
     tensors: TensorNames = TensorNames()

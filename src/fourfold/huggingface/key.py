@@ -1,5 +1,6 @@
 """One key of a Hugging Face `config.json`: its name, its default, and the values that can be run."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,13 +27,15 @@ class Key:
     switch: str = ""
 
     def read(self, raw: Mapping[str, Any], source: str) -> Any:
-        """The value in `raw`, checked; None where it is null. Raises `UserError`."""
+        """The value in `raw`, checked; None where it is null, or false of what is true or false. Raises `UserError`."""
         if self.switch and not raw.get(self.switch, False):
             return self.kind(0)
-        name = next((n for n in (self.theirs, *self.aliases) if n in raw), None)
+        require_one_value(raw, (self.theirs, *self.aliases), source)
+        stated = [name for name in (self.theirs, *self.aliases) if name in raw]
+        name = next((each for each in stated if raw[each] is not None), stated[0] if stated else None)
         value = raw[name] if name is not None else self.default
         if value is None:
-            return None
+            return False if self.kind is bool and name is not None else None
         if self.kind is bool:
             require({self.theirs: value}, self.theirs, (True, False), source)
             return value
@@ -81,6 +84,14 @@ def require(raw: Mapping[str, Any], key: str, allowed: tuple[Any, ...], source: 
         of_family = f" for {family}" if family else ""
         words = ", ".join(_json(a) for a in allowed if a is not None or len(allowed) == 1)
         raise UserError(f"{source}: {key} = {_json(value)} is not supported{of_family}; allowed: {words}")
+
+
+def require_one_value(raw: Mapping[str, Any], names: tuple[str, ...], source: str) -> None:
+    """Raises `UserError` where a dimension is stated under several names, and differently."""
+    stated = {name: raw[name] for name in names if raw.get(name) is not None}
+    if len({json.dumps(value, sort_keys=True) for value in stated.values()}) > 1:
+        words = " and ".join(f"{name} = {shortened(value)}" for name, value in stated.items())
+        raise UserError(f"{source}: {words} contradict each other; keep one of them")
 
 
 def _json(value: Any) -> str:

@@ -118,10 +118,7 @@ def _rotary(raw: AskedKeys, family: str, values: dict[str, Any], differences: li
         found["rope_theta"] = number(raw[base], base, source, float)
     if _rotating(raw, parameters, family, values) != 1:
         differences.append("rotary positions of a part of each head as of all of it")
-    stated = {
-        "rope_scaling": _table(raw, "rope_scaling"),
-        "rope_parameters": {**parameters, "partial_rotary_factor": 1},
-    }
+    stated = {"rope_parameters": {**_table(raw, "rope_scaling"), **parameters, "partial_rotary_factor": 1}}
     try:
         read_rope(stated, found, ("default", "llama3", "yarn"), source)
     except UserError as error:

@@ -30,7 +30,7 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
     if section.preset is not None:
         values = model_preset(section.preset)
     elif section.hf is not None:
-        values = read_config(Path(section.hf))
+        values = read_config(Path(section.hf), section.dropout is not None)
     return _resolved(values, section, tokenizer_vocab_size)
 
 

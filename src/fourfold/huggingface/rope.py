@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import RopeScaling, YarnScaling
 from fourfold.huggingface.key import number
@@ -17,7 +17,19 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(raw.get(key) or {}, dict):
             raise UserError(f"{source}: {key} = {raw[key]!r} must be an object or null")
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    tables = [raw[key] for key in ("rope_parameters", "rope_scaling") if raw.get(key)]
+    if len(tables) == 2 and _meaning(tables[0]) != _meaning(tables[1]):
+        raise UserError(
+            f"{source}: rope_scaling = {shortened(tables[1])} and rope_parameters = {shortened(tables[0])} contradict each other; "
+            "keep one of them"
+        )
+    rope = {**tables[-1], **tables[0]} if tables else {}
+    bases = {table["rope_theta"] for table in (raw, *tables) if isinstance(table.get("rope_theta"), (int, float, str))}
+    if len(bases) > 1:
+        raise UserError(
+            f"{source}: rope_theta has the values {', '.join(map(str, sorted(bases, key=str)))}, beside and in rope_parameters or "
+            "rope_scaling; keep one of them"
+        )
     if rope.get("rope_theta") is not None:
         values["rope_theta"] = number(rope["rope_theta"], "rope_theta", source, float)
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -31,6 +43,18 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
         values["rope_scaling"] = _llama3(rope, source)
     elif kind == "yarn":
         values["yarn_scaling"] = _yarn(rope, source)
+
+
+def _meaning(table: dict[str, Any]) -> dict[str, Any]:
+    """The scaling that a table states, without the base, which both forms may state elsewhere."""
+    stated = {
+        key: value
+        for key, value in table.items()
+        if value is not None and key not in ("rope_theta", "type", "rope_type")
+    }
+    if stated.get("partial_rotary_factor") == 1:
+        del stated["partial_rotary_factor"]
+    return {**stated, "rope_type": table.get("rope_type", table.get("type", "default"))}
 
 
 def _llama3(rope: dict[str, Any], source: str) -> RopeScaling:

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import DECODER, FALSE, SILU, Family
 from fourfold.huggingface.key import Key, decoder_keys
+from fourfold.huggingface.layer_types import require_same_layers
 
 _EXPERTS = (
     Key("num_experts", "n_routed_experts", default=256, aliases=("num_local_experts",)),
@@ -39,6 +41,12 @@ def _departs(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
+    if raw.get("head_dim") not in (None, values.get("rope_head_dim")):  # transformers rotates so many elements
+        raise UserError(
+            f"{source}: head_dim = {shortened(raw['head_dim'])} is not supported for deepseek_v3, in which it is the size of the "
+            f"rotated part; allowed: qk_rope_head_dim = {values.get('rope_head_dim')}, or leave it out"
+        )
+    require_same_layers(raw, values, source)
     if values.get("first_dense_layers", 0) >= values.get("num_layers", 0):  # no layer has experts
         for key in (*(key.ours for key in _EXPERTS), "router"):
             values.pop(key, None)
@@ -75,8 +83,9 @@ DEEPSEEK_V3 = Family(
         "rms_norm_eps": (1e-6,),
     },
     lacks=("mlp_bias",),
-    constants={"attention_dropout": 0.0, "output_router_logits": False},
+    constants={"output_router_logits": False},
     read=_read,
+    reads=("head_dim", "layer_types"),
     write=_write,
     fixed={**DECODER, "moe_period": 1, "norm_eps": 1e-6},
     usual={"router": "sigmoid", "rope_interleave": True},

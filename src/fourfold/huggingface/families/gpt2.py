@@ -14,7 +14,8 @@ def _departs(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
-    values.setdefault("ffn_size", 4 * values["hidden_size"])
+    if "hidden_size" in values:
+        values.setdefault("ffn_size", 4 * values["hidden_size"])
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
@@ -26,10 +27,10 @@ GPT2 = Family(
     architecture="GPT2LMHeadModel",
     keys=(
         Key("vocab_size", "vocab_size", default=50257),
-        Key("max_position", "n_positions", default=1024),
-        Key("hidden_size", "n_embd", default=768),
-        Key("num_layers", "n_layer", default=12),
-        Key("num_heads", "n_head", default=12),
+        Key("max_position", "n_positions", default=1024, aliases=("max_position_embeddings",)),
+        Key("hidden_size", "n_embd", default=768, aliases=("hidden_size",)),
+        Key("num_layers", "n_layer", default=12, aliases=("num_hidden_layers",)),
+        Key("num_heads", "n_head", default=12, aliases=("num_attention_heads",)),
         Key("ffn_size", "n_inner"),
         Key("norm_eps", "layer_norm_epsilon", float, 1e-5),
         Key("init_std", "initializer_range", float, 0.02),
@@ -40,7 +41,7 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": (False,),
         "add_cross_attention": (False,),
     },
-    constants={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    dropouts={"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
     read=_read,
     write=_write,
     fixed={

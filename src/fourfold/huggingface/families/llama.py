@@ -8,6 +8,5 @@ LLAMA = Family(
     architecture="LlamaForCausalLM",
     keys=decoder_keys(max_position=2048),
     states={"hidden_act": SILU, "attention_bias": FALSE, "mlp_bias": FALSE},
-    constants={"attention_dropout": 0.0},
     fixed=DENSE,
 )

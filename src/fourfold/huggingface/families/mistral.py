@@ -5,6 +5,7 @@ from typing import Any
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import DENSE, GROUPED, SILU, SOFTMAX, Family, Rename, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys
+from fourfold.huggingface.layer_types import require_same_layers
 
 MISTRAL = Family(
     name="mistral",
@@ -15,7 +16,8 @@ MISTRAL = Family(
     ),
     states={"hidden_act": SILU},
     lacks=("attention_bias", "mlp_bias"),
-    constants={"attention_dropout": 0.0},
+    read=require_same_layers,
+    reads=("layer_types",),
     fixed=DENSE,
 )
 
@@ -36,7 +38,8 @@ MIXTRAL = Family(
     ),
     states={"hidden_act": SILU, "router_jitter_noise": (0.0,)},
     lacks=("attention_bias", "mlp_bias"),
-    constants={"attention_dropout": 0.0},
+    read=require_same_layers,
+    reads=("layer_types",),
     write=_write,
     fixed={**GROUPED, **SOFTMAX, "moe_period": 1, "normalize_top_k": True, "first_dense_layers": 0},
     needs=("num_experts",),

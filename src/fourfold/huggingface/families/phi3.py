@@ -2,6 +2,7 @@
 
 from fourfold.huggingface.family import DENSE, SILU, Family, Rename, TensorNames, width_departs
 from fourfold.huggingface.key import Key, decoder_keys
+from fourfold.huggingface.layer_types import require_same_layers
 
 PHI3 = Family(
     name="phi3",
@@ -10,10 +11,13 @@ PHI3 = Family(
         *decoder_keys("head_dim", max_position=4096, norm_eps=1e-5),
         Key("sliding_window", "sliding_window"),
     ),
-    states={"hidden_act": SILU, "partial_rotary_factor": (1.0,)},
+    states={"hidden_act": SILU},
     lacks=("attention_bias", "mlp_bias"),
     # transformers' own pad_token_id lies outside of a small vocabulary
-    constants={"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "pad_token_id": None},
+    dropouts={"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    constants={"pad_token_id": None},
+    read=require_same_layers,
+    reads=("layer_types",),
     fixed=DENSE,
     rope_types=("default",),
     departs=width_departs,

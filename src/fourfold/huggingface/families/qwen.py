@@ -6,15 +6,17 @@ from typing import Any
 from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import DENSE, FALSE, GROUPED, SILU, SOFTMAX, Family
-from fourfold.huggingface.key import Key, decoder_keys, number
+from fourfold.huggingface.key import Key, decoder_keys
+from fourfold.huggingface.layer_types import read_switched_window
 
-_CONSTANTS = {"attention_dropout": 0.0, "use_sliding_window": False}
+_WINDOW = ("use_sliding_window", "sliding_window", "layer_types")
 
 
-def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
-    """A window counts where `use_sliding_window` says so."""
-    if raw.get("sliding_window") is not None and raw.get("use_sliding_window"):
-        values["sliding_window"] = number(raw["sliding_window"], "sliding_window", source, int)
+def _write_window(model: ModelConfig) -> dict[str, Any]:
+    """A window of every layer, or none."""
+    if model.sliding_window is None:
+        return {"use_sliding_window": False}
+    return {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
 
 
 QWEN2 = Family(
@@ -23,8 +25,9 @@ QWEN2 = Family(
     keys=decoder_keys(max_position=32768, num_kv_heads=32),
     states={"hidden_act": SILU},
     lacks=("mlp_bias",),
-    constants=_CONSTANTS,
-    read=_read,
+    read=read_switched_window,
+    reads=(*_WINDOW, "max_window_layers"),
+    write=_write_window,
     fixed={**DENSE, "qkv_bias": True},
 )
 QWEN3 = Family(
@@ -33,14 +36,15 @@ QWEN3 = Family(
     keys=decoder_keys(max_position=32768, num_kv_heads=32, head_dim=128),
     states={"hidden_act": SILU, "attention_bias": FALSE},
     lacks=("mlp_bias",),
-    constants=_CONSTANTS,
-    read=_read,
+    read=read_switched_window,
+    reads=(*_WINDOW, "max_window_layers"),
+    write=_write_window,
     fixed={**DENSE, "qk_norm": True},
 )
 
 
 def _read_moe(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
-    _read(raw, values, source)
+    read_switched_window(raw, values, source, split=False)
     layers = raw.get("mlp_only_layers")
     dense = layers or []
     if not isinstance(dense, list) or sorted(map(str, dense)) != sorted(map(str, range(len(dense)))):
@@ -52,7 +56,7 @@ def _read_moe(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> No
 
 
 def _write_moe(model: ModelConfig) -> dict[str, Any]:
-    return {"mlp_only_layers": list(range(model.first_dense_layers))}
+    return {**_write_window(model), "mlp_only_layers": list(range(model.first_dense_layers))}
 
 
 QWEN3_MOE = Family(
@@ -69,8 +73,8 @@ QWEN3_MOE = Family(
     ),
     states={"hidden_act": SILU, "attention_bias": FALSE},
     lacks=("mlp_bias",),
-    constants=_CONSTANTS,
     read=_read_moe,
+    reads=(*_WINDOW, "mlp_only_layers"),
     write=_write_moe,
     fixed={**GROUPED, **SOFTMAX, "qk_norm": True},
     needs=("num_experts",),
