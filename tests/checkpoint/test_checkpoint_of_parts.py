@@ -111,7 +111,7 @@ def test_every_rank_starts_from_its_part_of_released_weights(name: str, zero: in
     tensors = run.parameters().items()
     write_huggingface(tmp_path / "hf", run.model, tensors, dtype="fp32", tokenizer_file=None, eos=None)
     folder = WeightFolder(tmp_path / "hf")
-    folder.check_against(run.segments)
+    folder.check_against(run.model)
     for rank in range(run.world_size):
         for unit, shard in run.shards(rank).items():
             out = torch.full((shard.flat.shard_numel,), float("nan"))

@@ -103,7 +103,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
 
 def check_misfit(folder: Path, model: ModelConfig, *words: str) -> None:
     with pytest.raises(UserError) as caught:
-        WeightFolder(folder).check_against(build_segments(model))
+        WeightFolder(folder).check_against(model)
     for word in (str(folder), *words):
         assert word in str(caught.value), f"{word!r} not in {caught.value}"
 
@@ -127,21 +127,19 @@ def test_what_an_mtp_module_holds_is_unexpected_in_a_block(tmp_path: Path) -> No
         if layer < last:
             check_misfit(folder, MODEL, f"unexpected: model.layers.{layer}.eh_proj.weight")
         else:
-            WeightFolder(folder).check_against(build_segments(MODEL))
+            WeightFolder(folder).check_against(MODEL)
 
 
 def test_tied_and_untied(tmp_path: Path, single: Path) -> None:
     tied = replace(MODEL, tie_embeddings=True)
-    WeightFolder(single).check_against(build_segments(tied))  # an lm_head that stands beside is ignored
+    WeightFolder(single).check_against(tied)  # an lm_head that stands beside and is the embedding
     write(tmp_path / "tied", tied)
     assert "lm_head.weight" not in WeightFolder(tmp_path / "tied").names()
     check_misfit(tmp_path / "tied", MODEL, "missing: lm_head.weight", "model.tie_embeddings = true")
 
 
-def test_rotary_buffers_are_ignored_and_quantized_weights_refused(tmp_path: Path) -> None:
-    tensors = {**tensors_of(MODEL), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    WeightFolder(tmp_path).check_against(build_segments(MODEL))
+def test_weights_of_integers_are_refused(tmp_path: Path) -> None:
+    tensors = tensors_of(MODEL)
     tensors["model.layers.1.mlp.down_proj.weight"] = torch.ones(12, 20, dtype=torch.int8)
     save_file(tensors, tmp_path / "model.safetensors")
     check_misfit(tmp_path, MODEL, "number format", "model.layers.1.mlp.down_proj.weight as I8")
@@ -150,7 +148,7 @@ def test_rotary_buffers_are_ignored_and_quantized_weights_refused(tmp_path: Path
 def test_half_precision_is_read(tmp_path: Path) -> None:
     save_file({name: tensor.half() for name, tensor in tensors_of(MODEL).items()}, tmp_path / "model.safetensors")
     weights = WeightFolder(tmp_path)
-    weights.check_against(build_segments(MODEL))
+    weights.check_against(MODEL)
     assert weights.get("model.norm.weight").dtype == torch.float16
 
 

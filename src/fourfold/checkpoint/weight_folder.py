@@ -2,18 +2,22 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, box_numel, box_shape
+from fourfold.checkpoint.misfit import advice
+from fourfold.checkpoint.quantized import BlockScales, quantization
+from fourfold.checkpoint.spare_tensors import Reader, Spare, examine, is_known
 from fourfold.checkpoint.tensor_file import TensorFile
-from fourfold.config import RunFailure, UserError
-from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, is_ignored, present_forms
-from fourfold.model.spec import Segment
+from fourfold.config import ModelConfig, RunFailure, UserError
+from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, module_of, num_modules, present_forms
+from fourfold.model.spec import build_segments
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -35,6 +39,7 @@ class WeightFolder:
         self._files: dict[str, TensorFile] = {}
         self._forms: dict[str, Form] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._scales = BlockScales({}, (), {})
         if (folder / SINGLE).exists():
             file = TensorFile(folder / SINGLE, self._advice)
             self._files = dict.fromkeys(file.names, file)
@@ -82,12 +87,12 @@ class WeightFolder:
 
     def _read(self, piece: TensorSlice, start: int, end: int) -> Tensor:
         """Elements [start, end) of the parameter, which this piece holds."""
-        file = self._files[piece.name]
         first, last = start - piece.start, end - piece.start
         if piece.columns is None:
-            return file.read_range(piece.name, piece.offset + first, piece.offset + last)
+            return self.range_on_disk(piece.name, piece.offset + first, piece.offset + last)
         rows = (piece.end - piece.start) // piece.shape[0]
-        full = file.read(piece.name)[:, piece.columns : piece.columns + rows]
+        full = self.range_on_disk(piece.name, 0, prod(piece.shape)).view(piece.shape)
+        full = full[:, piece.columns : piece.columns + rows]
         return full.t().reshape(-1)[first:last]
 
     def balance_bias(self, layer: int) -> Tensor | None:
@@ -95,36 +100,77 @@ class WeightFolder:
         name = balance_bias(layer)
         return self.get(name) if name in self._files else None
 
-    def check_against(self, segments: Iterable[Segment]) -> None:
-        """Raises one `UserError` that names all tensors which a model of these segments misses or cannot take.
+    def check_against(self, model: ModelConfig) -> tuple[str, ...]:
+        """Raises one `UserError` that names all tensors which the model misses or cannot take. Returns what else there is to say.
 
-        From then on parameters are read by their names in memory, whichever form they have on disk. Ignored:
-        `lm_head.weight` where the model ties its embeddings, buffers, MTP modules.
+        From then on parameters are read by their names in memory, whichever form they have on disk. A tensor that no parameter
+        takes must be a copy of what is known (`checkpoint/spare_tensors.py`), or belong to an MTP module that the model has not.
         """
-        segments = tuple(segments)
-        specs = [spec for segment in segments for spec in segment.parameters]
+        specs = [spec for segment in build_segments(model) for spec in segment.parameters]
         self._shapes = {spec.name: spec.shape for spec in specs}
         self._forms = present_forms(self._shapes, self._files)
         wanted = {piece.name: piece.shape for form in self._forms.values() for piece in form}
         problems = []
         if missing := [name for name in wanted if name not in self._files]:
             problems.append(f"missing: {_some(missing)}")
-        layers = sum(segment.kind == "block" and not segment.depth for segment in segments)
-        spare = [name for name in self._files if name not in wanted]
-        if unexpected := [name for name in spare if not is_ignored(name, layers, self._files, wanted)]:
-            problems.append(f"unexpected: {_some(unexpected)}")
         present = [name for name in wanted if name in self._files]
+        stated = quantization(self.folder)
+        self._scales = BlockScales(self._files, present, stated)
         shapes = {name: self._files[name].shape(name) for name in present}
         if wrong := [f"{n} {list(shapes[n])} instead of {list(wanted[n])}" for n in present if shapes[n] != wanted[n]]:
             problems.append(f"wrong shape: {_some(wrong)}")
         formats = {name: self._files[name].dtype(name) for name in present}
-        if unreadable := [f"{name} as {kind}" for name, kind in formats.items() if kind not in _READABLE]:
+        strange = {name: kind for name, kind in formats.items() if kind not in _READABLE and name not in self._scales}
+        if unreadable := [f"{name} as {kind}" for name, kind in strange.items()]:
             problems.append(f"number format other than {', '.join(_READABLE)}: {_some(unreadable)}")
+        if missing or wrong or unreadable:  # copies cannot be compared with what is not there
+            spare = Spare(unexpected=[name for name in self._files if not self._belongs(name, wanted, model)])
+        else:
+            reader = Reader(self.shape_on_disk, self.range_on_disk, self.range, self._shapes)
+            others = [name for name in self._files if name not in wanted]
+            spare = examine(others, self._files, model, {name for name in present if name in self._scales}, reader)
+        if spare.unexpected:
+            problems.append(f"unexpected: {_some(spare.unexpected)}")
         if problems:
-            fix = f'build the model from the same folder: model.hf = "{self.folder}"'
-            if missing == ["lm_head.weight"]:
-                fix = "these weights tie the embeddings: model.tie_embeddings = true"
+            quantized = stated if unreadable or (missing and stated) else {}
+            fix = advice(self.folder, model, self._files, missing, spare.unexpected, unreadable, quantized)
             raise UserError(f"the weights in {self.folder} do not fit this model: {'; '.join(problems)}; {fix}")
+        if spare.different:
+            raise UserError(
+                f"the weights in {self.folder} hold what this model would not use: {_some(spare.different)}; "
+                f"{_cure(spare.different)}"
+            )
+        return self._notes(model, spare, stated)
+
+    def _belongs(self, name: str, wanted: Mapping[str, object], model: ModelConfig) -> bool:
+        """Whether a tensor is a parameter's, or a known kind of spare one."""
+        module = module_of(name, model.num_layers)
+        left_out = module is not None and model.mtp_layers <= module < num_modules(self._files, model.num_layers)
+        return name in wanted or left_out or is_known(name, model)
+
+    def _notes(self, model: ModelConfig, spare: Spare, stated: Mapping[str, Any]) -> tuple[str, ...]:
+        notes = []
+        if spare.left_out:
+            modules = num_modules(self._files, model.num_layers)
+            notes.append(
+                f"{len(spare.left_out)} tensors of MTP modules in {self.folder} are not read ({_some(spare.left_out)}): the model "
+                f"has model.mtp_layers = {model.mtp_layers}; model.mtp_layers = {modules} reads them"
+            )
+        if len(self._scales):
+            method = f" (quantization_config: {stated['quant_method']})" if "quant_method" in stated else ""
+            notes.append(
+                f"{len(self._scales)} matrices in fp8{method} are read as value x scale_inv, and saved without"
+            )
+        return tuple(notes)
+
+    def shape_on_disk(self, name: str) -> tuple[int, ...]:
+        return self._files[name].shape(name)
+
+    def range_on_disk(self, name: str, start: int, end: int) -> Tensor:
+        """Elements [start, end) of a tensor on disk laid flat, its scale applied where it has one."""
+        if name in self._scales:
+            return self._scales.read_range(name, start, end)
+        return self._files[name].read_range(name, start, end)
 
     def _open_index(self) -> None:
         path = self.folder / INDEX
@@ -150,6 +196,14 @@ class WeightFolder:
             if name not in opened[file].names:
                 raise RunFailure(f"{self.folder / file} lacks {name}, which {INDEX} says it holds; {self._advice}")
             self._files[name] = opened[file]
+
+
+def _cure(different: list[str]) -> str:
+    if different[0].startswith("lm_head.weight"):
+        return "state model.tie_embeddings = false, or correct tie_word_embeddings in config.json"
+    if "embed_tokens" in different[0] or "shared_head" in different[0]:
+        return "a module with an embedding or a head of its own is not supported; model.mtp_layers = 0 leaves it out"
+    return "correct config.json (rope_theta, rope_scaling), or save the folder without these tensors"
 
 
 def _some(items: list[str]) -> str:

@@ -9,7 +9,9 @@ from fourfold.api.checkpoints import SavedCheckpoint, chosen_checkpoint
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
 from fourfold.huggingface import resolve_model
-from fourfold.huggingface.config_json import end_of_text, load_config
+from fourfold.huggingface.config_json import end_of_text, load_config, stated_family
+from fourfold.huggingface.other_keys import unread_keys, unread_line
+from fourfold.huggingface.tensors import num_modules
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.report.units import format_count
@@ -17,11 +19,19 @@ from fourfold.report.units import format_count
 _MAX_SEQUENCE = 1024
 
 
-def import_(folder: Path, /, *, out: Path, corpus: str = "stdlib", tokenizer: str | None = None) -> int:
+def import_(
+    folder: Path,
+    /,
+    *,
+    out: Path,
+    corpus: str = "stdlib",
+    tokenizer: str | None = None,
+    without_dropout: bool = False,
+) -> int:
     """Write a run file that goes on training the model of a Hugging Face folder.
 
-    Reads config.json and checks that every tensor is there and whole. The weights stay where they are: the run file names
-    them as model.initial.
+    Reads config.json and checks that every tensor is there and whole. Keys and tensors that are not used are refused or named. The
+    weights stay where they are: the run file names them as model.initial.
 
     Parameters
     ----------
@@ -33,6 +43,8 @@ def import_(folder: Path, /, *, out: Path, corpus: str = "stdlib", tokenizer: st
         What to train on: "stdlib", a folder, a file, a glob, or a Megatron .bin/.idx pair.
     tokenizer
         "bytes", "bpe:N", or the path of a tokenizer.json. Default: the folder's own tokenizer.json.
+    without_dropout
+        Import a model whose config.json states dropout, and train it without. By default it is refused.
     """
     if out.exists():
         raise UserError(
@@ -41,24 +53,38 @@ def import_(folder: Path, /, *, out: Path, corpus: str = "stdlib", tokenizer: st
     if out.suffix != ".toml":
         raise UserError(f"--out {out}: a run file ends in .toml; a value that works: --out {out}.toml")
     require_packages("import", "torch", "safetensors")
-    config = _imported(folder, corpus, tokenizer)
-    resolved = resolve_run(config, None, stated_vocab_size(config.model, config.data))
     from fourfold.checkpoint import WeightFolder
 
-    WeightFolder(folder).check_against(resolved.spec.segments)
+    weights = WeightFolder(folder)
+    config, notes = _imported(folder, weights.names(), corpus, tokenizer, without_dropout)
+    resolved = resolve_run(config, None, stated_vocab_size(config.model, config.data))
+    notes += weights.check_against(resolved.model)
     stated = config.model_copy(update={"model": resolved.config.model})
     text = tomli_w.dumps(stated.model_dump(mode="json", exclude_unset=True, exclude_none=True))
     _write_new(out, f"# The model of {folder.absolute()}, to be trained further.\n{text}")
     print(
         f"{out}: {resolved.model.family}, {format_count(resolved.num_parameters)} parameters, all tensors found and whole"
     )
+    for note in notes:
+        print(f"note: {note}")
     print(f"Set [batch] and [optimizer] to your liking, then: fourfold train {out}")
     return 0
 
 
-def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
-    table = {"model": {"hf": str(folder)}, "batch": {"global_sequences": 8, "sequence_length": 1}}
+def _imported(
+    folder: Path, tensors: list[str], corpus: str, tokenizer: str | None, without_dropout: bool
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run, and what there is to say of config.json. `tensors`: names of those in the folder."""
+    stated: dict[str, str | float] = {"hf": str(folder), **({"dropout": 0.0} if without_dropout else {})}
+    table = {"model": stated, "batch": {"global_sequences": 8, "sequence_length": 1}}
     model = resolve_model(parse_run(table).model)
+    raw = load_config(folder)
+    family = stated_family(raw)
+    notes = []
+    if keys := unread_keys(raw, family):
+        notes.append(f"keys of config.json that are not read, nor known for {family.name}: {unread_line(keys)}")
+    if dropouts := [f"{key} = {raw[key]}" for key in family.dropouts if raw.get(key)]:
+        notes.append(f"config.json has {', '.join(dropouts)}; the model is trained without")
     own = folder / "tokenizer.json"
     data: dict[str, str | int] = {"corpus": corpus}
     if tokenizer is None:
@@ -67,22 +93,28 @@ def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
                 f'{own}: does not exist; state a tokenizer, for example --tokenizer tokenizer.json or "bytes"'
             )
         tokenizer = str(own.absolute())
-        eos = end_of_text(load_config(folder))
+        eos = end_of_text(raw)
         if eos is not None:
             data["eos"] = eos
     length = min(_MAX_SEQUENCE, model.max_position, model.sliding_window or model.max_position)
-    weights: dict[str, str | int] = {"hf": str(folder), "initial": str(folder.absolute())}
-    if model.mtp_layers:  # the folder's MTP modules are not read
-        weights["mtp_layers"] = 0
-    return parse_run(
+    modules = num_modules(tensors, model.num_layers) if model.is_mla else 0
+    if modules != model.mtp_layers:
+        key = family.their_name("mtp_layers")
+        notes.append(
+            f"config.json has {model.mtp_layers} MTP modules ({key}), the folder has the tensors of {modules}: mtp_layers = "
+            f"{modules}"
+        )
+    stated.update(initial=str(folder.absolute()), mtp_layers=modules)
+    run = parse_run(
         {
-            "model": weights,
+            "model": stated,
             "data": {**data, "tokenizer": tokenizer},
             "batch": {"global_sequences": 8, "sequence_length": length, "steps": 100},
             "optimizer": {"lr": 2e-5, "warmup_steps": 10},
         },
         source=f"import of {folder}",
     )
+    return run, tuple(notes)
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -49,8 +49,7 @@ class TensorNames:
     """A family's names of tensors on disk that differ from those in `model/spec.py`.
 
     `outside`: tensors outside of blocks, (our name, theirs). `block`: the prefix of the modules that `modules` lists. `experts`:
-    folder and names of gate, up and down of each expert. `optional_prefix`: some folders leave it out. `ignored`: regular
-    expressions of tensors that are no parameters.
+    folder and names of gate, up and down of each expert. `optional_prefix`: some folders leave it out.
     """
 
     outside: tuple[tuple[str, str], ...] = ()
@@ -58,7 +57,6 @@ class TensorNames:
     modules: tuple[Rename, ...] = ()
     experts: tuple[str, str, str, str] | None = None
     optional_prefix: str = ""
-    ignored: tuple[str, ...] = ()
 
 
 def _nothing(model: ModelConfig) -> dict[str, Any]:

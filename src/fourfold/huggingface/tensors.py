@@ -130,17 +130,18 @@ def has_balance_bias(family: str) -> bool:
     return family in FAMILIES and FAMILIES[family].balance_bias
 
 
-_BUFFERS = (r".*\.rotary_emb\.inv_freq", r".*\.e_score_correction_bias")
-_NO_PARAMETER = re.compile("|".join([*_BUFFERS, *(p for family in FAMILIES.values() for p in family.tensors.ignored)]))
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
-def is_ignored(name: str, num_layers: int, present: Container[str], wanted: Container[str]) -> bool:
-    """Whether a tensor that no parameter needs may be there all the same: a buffer, the unembedding of a model that ties it, an MTP
-    module."""
-    if _NO_PARAMETER.fullmatch(name) or (name == "lm_head.weight" and name not in wanted):
-        return True
+def module_of(name: str, num_layers: int) -> int | None:
+    """Which MTP module a tensor on disk would be of, from 0: they are numbered on from the last block. None: of no module."""
     match = _LAYER.match(name)
-    if match is None or int(match[1]) < num_layers:
-        return False
-    return f"model.layers.{match[1]}.eh_proj.weight" in present
+    return int(match[1]) - num_layers if match is not None and int(match[1]) >= num_layers else None
+
+
+def num_modules(present: Container[str], num_layers: int) -> int:
+    """The MTP modules of which a folder has tensors."""
+    count = 0
+    while f"model.layers.{num_layers + count}.eh_proj.weight" in present:
+        count += 1
+    return count

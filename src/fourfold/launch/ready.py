@@ -126,8 +126,9 @@ def prepare_run(
     if begins:
         require_text(config, resolved.model, prepared.vocab_size, prepared.train_tokens)
     _require_proof(resolved)
+    notes: tuple[str, ...] = ()
     if weights is not None:
-        weights.check_against(resolved.spec.segments)
+        notes = tuple(f"note: {note}" for note in weights.check_against(resolved.model))
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
@@ -136,7 +137,8 @@ def prepare_run(
     else:
         memory = device_memory_line(peak, device_memory_bytes())
     missing = prepared.notices() if prepared.left_out().keys() - {"unread_files"} else []
-    warnings = warnings_of(config, resolved.model, old if has_begun else None, step, [*missing, *memory])
+    before = old if has_begun else None
+    warnings = (*warnings_of(config, resolved.model, before, step, [*missing, *memory]), *notes)
     tokens = tokens or prepared.fingerprint()
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
 

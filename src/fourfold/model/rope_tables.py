@@ -12,17 +12,22 @@ from fourfold.model.rope import rotated_width, table_scale
 def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of every position's angles, each [length, width / 2], width the part of a head that is rotated: all of it, or
     `rope_head_dim` of MLA, nothing where positions are learned. Angles are fp32, as in the released models."""
-    width = rotated_width(model)
-    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    frequencies = 1.0 / (model.rope_theta**exponents)
-    if model.rope_scaling is not None:
-        frequencies = _scale_llama3(frequencies, model)
-    if model.yarn_scaling is not None:
-        frequencies = scale_yarn(frequencies, model)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(model))
     scale = table_scale(model)
     cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
     return cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype)
+
+
+def rope_frequencies(model: ModelConfig, scaled: bool = True) -> Tensor:
+    """The angle of a position's step for every pair of elements, fp32 [width / 2]. `scaled`: with the model's scaling."""
+    width = rotated_width(model)
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    frequencies = 1.0 / (model.rope_theta**exponents)
+    if scaled and model.rope_scaling is not None:
+        frequencies = _scale_llama3(frequencies, model)
+    if scaled and model.yarn_scaling is not None:
+        frequencies = scale_yarn(frequencies, model)
+    return frequencies
 
 
 def _scale_llama3(frequencies: Tensor, model: ModelConfig) -> Tensor:

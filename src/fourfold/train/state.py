@@ -47,7 +47,7 @@ def initial_folder(config: RunConfig, spec: StepSpec) -> WeightFolder | None:
     if config.model.initial is None:
         return None
     folder = WeightFolder(Path(config.model.initial))
-    folder.check_against(spec.segments)
+    folder.check_against(spec.model)
     return folder
 
 

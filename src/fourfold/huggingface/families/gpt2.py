@@ -73,6 +73,5 @@ GPT2 = Family(
             Rename("mlp.c_proj", ("mlp.down_proj",), transposed=True),
         ),
         optional_prefix="transformer.",  # OpenAI's own release lacks it
-        ignored=(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",),
     ),
 )

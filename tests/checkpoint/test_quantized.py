@@ -1,0 +1,98 @@
+"""Matrices in fp8 are read as value x scale of their block; others that are quantized are refused with a cure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fourfold.checkpoint import WeightFolder
+from fourfold.config import ModelConfig, UserError
+from tests.checkpoint.huggingface_models import MODELS, named_tensors, write
+
+
+def quantized(folder: Path, model: ModelConfig, block: tuple[int, int]) -> dict[str, Tensor]:
+    """Writes a folder whose matrices in blocks are fp8; returns what each then is, element by element."""
+    write(folder, model, named_tensors(model))
+    tensors, expected = {}, {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        tensors[name] = expected[name] = value
+        if value.dim() == 2 and (".layers." in name or ".h." in name):
+            rows, columns = value.shape
+            scale = torch.rand(-(-rows // block[0]), -(-columns // block[1])) + 0.5
+            tensors[name] = value.to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale
+            by_hand = [
+                [float(tensors[name][i, j]) * float(scale[i // block[0], j // block[1]]) for j in range(columns)]
+                for i in range(rows)
+            ]
+            expected[name] = torch.tensor(by_hand)
+    save_file(tensors, folder / "model.safetensors")
+    _state(folder, {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(block)})
+    return expected
+
+
+def _state(folder: Path, quantization: dict[str, Any]) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "quantization_config": quantization}))
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gpt2", "deepseek_v3"])
+def test_any_part_is_value_times_scale(name: str, tmp_path: Path) -> None:
+    """Phi-3 fuses matrices and GPT-2 transposes them, so that parts begin within a block and cross it."""
+    model = MODELS[name]
+    on_disk = quantized(tmp_path, model, (5, 7))
+    weights = WeightFolder(tmp_path)
+    (note,) = weights.check_against(model)
+    assert "quantization_config: fp8" in note
+    assert "value x scale_inv" in note
+    write(tmp_path / "plain", model, named_tensors(model))
+    save_file({name: tensor.contiguous() for name, tensor in on_disk.items()}, tmp_path / "plain" / "model.safetensors")
+    plain = WeightFolder(tmp_path / "plain")
+    assert plain.check_against(model) == ()
+    for parameter in named_tensors(model):
+        wanted = plain.get(parameter)
+        torch.testing.assert_close(weights.get(parameter).to(wanted.dtype), wanted, rtol=1e-6, atol=0, msg=parameter)
+        size = wanted.numel()
+        torch.testing.assert_close(
+            weights.range(parameter, size // 3, size - 1).to(wanted.dtype), plain.range(parameter, size // 3, size - 1),
+            rtol=1e-6, atol=0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["no scale", "scale of another shape", "another block", "int8"])
+def test_what_cannot_be_read_is_refused_with_a_cure(damage: str, tmp_path: Path) -> None:
+    model = MODELS["llama"]
+    quantized(tmp_path, model, (16, 16))
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    if damage == "no scale":
+        del tensors[f"{name}_scale_inv"]
+    elif damage == "int8":
+        tensors[name] = torch.ones(tensors[name].shape, dtype=torch.int8)
+    elif damage == "another block":
+        _state(tmp_path, {"quant_method": "fp8", "weight_block_size": [16, 15]})
+    else:
+        tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError) as caught:
+        WeightFolder(tmp_path).check_against(model)
+    kind = "I8" if damage == "int8" else "F8_E4M3"
+    for words in (f" as {kind}", "quantization_config", "'fp8'", "bf16", "dequantize().save_pretrained"):
+        assert words in str(caught.value)
+    assert "model.hf" not in str(caught.value)
+
+
+def test_tensors_packed_by_another_method_are_named_with_it(tmp_path: Path) -> None:
+    model = MODELS["llama"]
+    write(tmp_path, model, named_tensors(model))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.qweight"] = torch.ones(4, 48, dtype=torch.int32)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    _state(tmp_path, {"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UserError, match=r"missing: .*up_proj\.weight.*quant_method = 'gptq'.*bf16"):
+        WeightFolder(tmp_path).check_against(model)
