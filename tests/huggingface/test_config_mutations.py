@@ -1,0 +1,62 @@
+"""A changed key of config.json gives the model that transformers makes of it, or is refused by its name.
+
+The full set, several thousand cases, is `python -m tools.config_mutations`; here every base has some of it.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.config_mutations import Case, cases, exact_norms, judge, write_base
+from tests.support.config_values import BASES, LEFT_OUT
+
+KNOWN = (
+    Case("llama", ("attention_dropout",), 0.25),
+    Case("llama", ("rms_norm_eps",), 0.5),
+    Case("llama", ("is_causal",), False),
+    Case("llama", ("num_hidden_layers",), 1),
+    Case("llama", ("tie_word_embeddings",), True),
+    Case("llama", ("rope_scaling",), {"type": "linear", "factor": 2.0}),
+    Case("llama", ("rope_parameters", "partial_rotary_factor"), 0.5),
+    Case("gpt2", ("attn_pdrop",), LEFT_OUT),
+    Case("gpt2", ("num_attention_heads",), 8),
+    Case("gpt2", ("n_embd",), None),
+    Case("qwen2 windowed", ("max_window_layers",), 2),
+    Case("qwen2 windowed", ("layer_types",), ["full_attention", "full_attention"]),
+    Case("qwen2 windowed", ("layer_types",), None),
+    Case("deepseek_v3", ("norm_topk_prob",), None),
+    Case("deepseek_v3", ("head_dim",), 2),
+)
+"""Changes that once gave another model, or a message without the key."""
+REFUSED = KNOWN[0], KNOWN[2], KNOWN[3], KNOWN[4], KNOWN[5], KNOWN[7], KNOWN[14]
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    with exact_norms():
+        yield
+
+
+@pytest.mark.parametrize("base", sorted({case.base for case in KNOWN}))
+def test_changes_that_once_went_unnoticed(base: str, tmp_path: Path) -> None:
+    raw = write_base(base, tmp_path)
+    for case in KNOWN:
+        if case.base == base:
+            verdict = judge(case, tmp_path, raw)
+            assert verdict.holds, f"{verdict.kind}: {case.name}: {verdict.words}"
+            assert verdict.kind == "refused" or case not in REFUSED, case.name
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("base", BASES)
+def test_every_key_of_a_family(base: str, tmp_path: Path) -> None:
+    raw = write_base(base, tmp_path)
+    all_cases = cases(base, raw)
+    own = {case.path[0] for case in all_cases}
+    assert {*raw} - {"model_type"} <= own, "each key of the family's class is changed"
+    verdicts = {case.name: judge(case, tmp_path, raw) for case in all_cases}
+    assert not {name: verdict for name, verdict in verdicts.items() if not verdict.holds}
+    assert sum(verdict.kind == "same" for verdict in verdicts.values()) > 20
+    assert json.loads((tmp_path / "config.json").read_text()) == raw

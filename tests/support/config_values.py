@@ -1,0 +1,116 @@
+"""Valid configurations of every family, and the values that `tests/support/config_mutations.py` puts in place of theirs."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+LEFT_OUT = "<left out>"
+SIZES: dict[str, Any] = {
+    "vocab_size": 272, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": None, "eos_token_id": 256,
+    "pad_token_id": None,
+}  # fmt: skip
+_MLA: dict[str, Any] = {
+    "num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 1,
+    "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
+_QWEN_MOE: dict[str, Any] = {
+    "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8
+}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama scaled": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama yarn": ("llama", {"rope_parameters": _YARN}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral windowed": ("mistral", {"sliding_window": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 windowed": ("qwen2", _WINDOW),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3 windowed": ("qwen3", {**_WINDOW, "head_dim": 8}),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
+    "qwen3_moe": ("qwen3_moe", _QWEN_MOE),
+    "qwen3_moe windowed": ("qwen3_moe", {**_QWEN_MOE, "use_sliding_window": True, "sliding_window": 16}),
+    "deepseek_v3": ("deepseek_v3", _MLA),
+    "deepseek_v3 yarn": ("deepseek_v3", {**_MLA, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
+    "gpt2": ("gpt2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 64}),
+    "phi3": ("phi3", {"sliding_window": None}),
+}
+"""Families and keys of valid folders."""
+_STRINGS: dict[str, tuple[str, ...]] = {
+    "hidden_act": ("gelu", "relu", "gelu_pytorch_tanh", "swish"),
+    "activation_function": ("gelu", "relu", "silu", "gelu_pytorch_tanh", "gelu_fast"),
+    "rope_type": ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"),
+    "model_type": ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "mixtral"),
+}
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "is_causal": (False, True), "partial_rotary_factor": (0.5, 1.0), "attention_chunk_size": (16,), "rope_theta": (5e5, None),
+    "rope_scaling": (
+        None, {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}, {**_YARN},
+        {"rope_type": "default"}, {"type": "default"}, {"factor": 8.0}, {**_LLAMA3}, [], {**_YARN, "attention_factor": 0.5},
+        {"rope_type": "yarn", "factor": 2.0}, {**_YARN, "beta_fast": 4, "beta_slow": 2}, {**_YARN, "mscale": 0.7},
+        {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.3}, {**_YARN, "truncate": False},
+    ),
+    "head_dim": (8, 4, 16), "num_key_value_heads": (1, 4), "sliding_window": (8, 64), "use_sliding_window": (True, False),
+    "max_window_layers": (0, 1, 2), "attention_bias": (True, False), "mlp_bias": (True, False), "qkv_bias": (True, False),
+    "layer_types": (
+        ["sliding_attention", "sliding_attention"], ["full_attention", "full_attention"], ["full_attention", "sliding_attention"],
+        ["chunked_attention", "full_attention"], ["full_attention"], ["full_attention"] * 3, ["linear_attention"] * 2,
+    ),
+    "num_experts": (0, 4, 8, 16), "num_local_experts": (0, 4, 8), "n_routed_experts": (0, 4), "moe_layer_freq": (1, 2, [0, 1]),
+    "hidden_size": (32, 64), "num_attention_heads": (2, 4, 8), "num_hidden_layers": (1, 2, 3), "max_position_embeddings": (48, 128),
+    "use_qk_norm": (True,), "qk_layernorm": (True,), "scoring_func": ("softmax", "sigmoid"), "topk_method": ("greedy", "noaux_tc"),
+    "attn_logit_softcapping": (5.0,), "final_logit_softcapping": (3.0,), "logit_scale": (2.0,), "embedding_multiplier": (2.0,),
+    "residual_multiplier": (2.0,), "logits_scaling": (2.0,), "attention_multiplier": (2.0,), "query_pre_attn_scalar": (2.0,),
+    "clip_qkv": (0.1,), "no_rope_layers": ([0, 1],), "no_rope_layer_interval": (2,), "rope_interleave": (True, False),
+    "rope_interleaved": (True,), "mlp_only_layers": ([0], [1], [0, 1], [5], [0, 0]), "decoder_sparse_step": (2, 0),
+    "num_mtp_layers": (0, 1), "num_nextn_predict_layers": (0, 1), "qk_head_dim": (12, 6), "attention_dropout": (0.1,),
+    "hidden_dropout": (0.1,), "resid_pdrop": (0.1,), "embd_pdrop": (0.1,), "attn_pdrop": (0.1,), "dropout": (0.1,),
+    "summary_first_dropout": (0.3,), "classifier_dropout": (0.1,), "reorder_and_upcast_attn": (True,),
+    "scale_attn_weights": (False,),
+    "router_jitter_noise": (0.1,), "add_cross_attention": (True,), "is_decoder": (False, True), "is_encoder_decoder": (True,),
+    "chunk_size_feed_forward": (8,), "pretraining_tp": (2,), "tie_word_embeddings": (True, False), "output_router_logits": (True,),
+    "norm_topk_prob": (True, False), "n_inner": (None, 64, 128), "quantization_config": ({"quant_method": "fp8"}, {}),
+    "text_config": ({"num_hidden_layers": 1}, {}), "per_layer_config": ({"0": {"sliding_window": 4}},),
+    "pruned_heads": ({"0": [0]},),
+    "layer_norm_epsilon": (0.5,), "rms_norm_eps": (0.5, 0.0),
+}  # fmt: skip
+"""Values of keys that a folder need not have: other spellings, and keys of other families."""
+ROPE_VALUES = {
+    "partial_rotary_factor": (0.5, 1.0), "attention_factor": (0.5,), "truncate": (False,), "mscale": (0.5, 0.0),
+    "mscale_all_dim": (0.5, 0.0), "beta_fast": (4, None, 0), "beta_slow": (2, None, 0), "type": ("linear", "yarn", "default"),
+    "short_factor": ([2.0] * 4,), "long_factor": ([2.0] * 4,), "factor": (2.0, 0.5, None), "rope_theta": (5e5, None),
+    "original_max_position_embeddings": (8, 64, None), "low_freq_factor": (2.0,), "high_freq_factor": (2.0, 8.0),
+    "full_attention": ({"rope_type": "default", "rope_theta": 5e5},),
+}  # fmt: skip
+
+
+def changes(key: str, value: Any, name: str) -> Iterator[Any]:
+    """Other values of a key: one of each type, and its neighbours."""
+    if (
+        key == "model_type" and name == "gpt2"
+    ):  # the others' own sizes, whose keys it has not, do not fit a small machine
+        return
+    draw = random.Random(f"{name} {key}")
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, 2 * value, value // 2, 0, -1, value + 0.5, float(value), str(value))
+    elif key == "rope_theta":
+        yield from (2 * value, value + 0.5, 0, -1, str(value))
+    elif isinstance(value, float):
+        yield from (value * 2 + 0.25, round(draw.uniform(0.1, 0.9), 3), 0.0, 0, -value - 1, str(value))
+    elif isinstance(value, str):
+        yield from (*_STRINGS.get(key, ()), "x")
+    elif isinstance(value, list):
+        yield from ([], value[:1], [*value, *value[:1]], value[::-1])
+    elif value is None:
+        yield from (True, 1, 2, 0.5, "x")
+    yield from (None, [value], LEFT_OUT)
