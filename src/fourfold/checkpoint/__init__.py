@@ -6,6 +6,7 @@ from fourfold.checkpoint.huggingface import write_huggingface
 from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
+from fourfold.checkpoint.origin import Origin, read_origin
 from fourfold.checkpoint.reader import ParameterReader, newest_readable, read_parameters
 from fourfold.checkpoint.reshard import reshard_checkpoint
 from fourfold.checkpoint.save import SaveFailure, save_checkpoint
@@ -16,6 +17,7 @@ from fourfold.checkpoint.weight_folder import WeightFolder
 __all__ = [
     "DamagedCheckpoint",
     "Manifest",
+    "Origin",
     "ParameterReader",
     "SaveFailure",
     "UnitShard",
@@ -28,6 +30,7 @@ __all__ = [
     "load_checkpoint",
     "newest_readable",
     "read_manifest",
+    "read_origin",
     "read_parameters",
     "reshard_checkpoint",
     "save_checkpoint",

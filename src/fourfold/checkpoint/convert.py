@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fourfold.checkpoint.huggingface import write_huggingface
+from fourfold.checkpoint.origin import Origin
 from fourfold.checkpoint.reader import ParameterReader, read_parameters
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, UserError
@@ -22,6 +23,7 @@ def export_checkpoint(
     dtype: str = "fp32",
     tokenizer_file: Path | None = None,
     eos: int | None = None,
+    origin: Origin | None = None,
     max_shard_bytes: float = 5e9,
 ) -> None:
     """Writes the parameters of `checkpoint` (`.../step-NNNNNN`, saved under any layout) as a Hugging Face folder `out`.
@@ -46,6 +48,7 @@ def export_checkpoint(
         dtype=dtype,
         tokenizer_file=tokenizer_file,
         eos=eos,
+        origin=origin,
         max_shard_bytes=max_shard_bytes,
     )
 

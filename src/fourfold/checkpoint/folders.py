@@ -130,11 +130,16 @@ def prune(root: Path, keep: int, written: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file and waits until it is on disk. Raises `OSError`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`."""
     if is_remote(path):
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(content)
         return
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(path, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint import folders
+from fourfold.checkpoint.origin import TOKENIZER, Origin, tokens_by_id
 from fourfold.checkpoint.tensor_file import TensorEntry
 from fourfold.checkpoint.weight_folder import INDEX, SINGLE
 from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
 from fourfold.huggingface import to_config
+from fourfold.huggingface.carried import carried_config
 from fourfold.huggingface.tensors import balance_bias, has_balance_bias, written_forms
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
 
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _DTYPE_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -31,6 +34,7 @@ def write_huggingface(
     dtype: str,
     tokenizer_file: Path | None,
     eos: int | None,
+    origin: Origin | None = None,
     max_shard_bytes: float = 5e9,
 ) -> None:
     """Writes `folder`, which must be new or empty, so that transformers loads it.
@@ -39,8 +43,10 @@ def write_huggingface(
     several pieces along dim 0, in order. They are written in the form in which the family is released (`huggingface/tensors.py`).
     Balancing biases of DeepSeek-V3 (`balance_bias`) may be left out: then they are 0.
     `dtype`: the format written, `fp32`, `bf16` or `fp64`. `eos`: the id of the end-of-text token. `tokenizer_file`: a
-    tokenizer.json. A file holds at most `max_shard_bytes`, or one tensor. The folder appears when it is complete.
-    Raises `UserError` for what cannot be asked for, `RunFailure` when the disk does not take it.
+    tokenizer.json. `origin`: the folder that the run's weights came from. Where it has the same tokens, its ids, chat template and
+    generation_config.json are carried over, and the files of its tokenizer as they are. A file holds at most `max_shard_bytes`, or
+    one tensor. The folder appears when it is complete. Raises `UserError` for what cannot be asked for, `RunFailure` when the disk
+    does not take it.
     """
     if dtype not in DTYPE_BYTES:
         raise UserError(f"dtype = {dtype!r} is unknown; allowed: {', '.join(DTYPE_BYTES)}")
@@ -48,9 +54,19 @@ def write_huggingface(
         raise UserError(f"{folder} is a file; name a new folder")
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not overwritten; name a new folder, or delete this one first")
-    tokenizer = _tokenizer_texts(tokenizer_file, eos, model) if tokenizer_file is not None else {}
+    tokens = _tokens(tokenizer_file, eos) if tokenizer_file is not None else None
+    same = tokens is not None and origin is not None and origin.has_tokens(tokens)
     files = _plan(model, torch_dtype(dtype), max_shard_bytes)
-    texts = {**_config_texts(model, dtype, eos, files), **tokenizer}
+    texts = _config_texts(model, dtype, eos, files, origin, same)
+    if same and origin is not None:
+        contents = origin.files
+    else:
+        contents = {}
+        texts |= (
+            _tokenizer_texts(tokenizer_file, tokens, eos, model)
+            if tokenizer_file is not None and tokens is not None
+            else {}
+        )
     needed_bytes = sum(entry.size_bytes for file in files for entry in file.entries)
     aside = folders.aside(folder.absolute())
     try:
@@ -61,6 +77,9 @@ def write_huggingface(
         write_weights(aside, model, files, tensors)
         for name, text in texts.items():
             folders.write_text(aside / name, text)
+        for name, content in contents.items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            folders.write_bytes(aside / name, content)
         folders.sync_folder(aside)
         os.rename(aside, folder.absolute())  # onto nothing, or onto the empty folder
         folders.sync_folder(aside.parent)
@@ -112,52 +131,52 @@ def _entries(model: ModelConfig, dtype: torch.dtype) -> dict[str, TensorEntry]:
     return entries
 
 
-def _config_texts(model: ModelConfig, dtype: str, eos: int | None, files: list[WeightFile]) -> dict[str, str]:
-    """The JSON files beside the weights. An id that is not known is null, or transformers would assume one."""
-    config = to_config(model, _DTYPE_NAMES[dtype], eos)
-    generation: dict[str, Any] = {}
+def _config_texts(
+    model: ModelConfig, dtype: str, eos: int | None, files: list[WeightFile], origin: Origin | None, same: bool
+) -> dict[str, str]:
+    """The JSON files beside the weights. An id that is not known is null, or transformers would assume one. `same`: the tokens are
+    those of `origin`."""
+    if origin is None:
+        config = to_config(model, _DTYPE_NAMES[dtype], eos)
+    else:
+        config = carried_config(origin.folder, model, _DTYPE_NAMES[dtype], eos, same)
     for key in ("bos_token_id", "eos_token_id"):
         config.setdefault(key, None)
-        if config[key] is not None:
-            generation[key] = config[key]
-    documents: dict[str, Any] = {"config.json": config, "generation_config.json": generation}
+    own = {key: value for key in IDS if (value := config.get(key)) is not None}
+    kept = origin.generation_with(config["eos_token_id"]) if origin is not None and same else None
+    documents: dict[str, Any] = {"config.json": config}
     if len(files) > 1:
         documents[INDEX] = {
             "metadata": {"total_size": sum(entry.size_bytes for file in files for entry in file.entries)},
             "weight_map": {entry.name: file.name for file in files for entry in file.entries},
         }
-    return {name: _json(document) for name, document in documents.items()}
+    texts = {name: _json(document) for name, document in documents.items()}
+    return {**texts, "generation_config.json": _json(own) if kept is None else kept}
 
 
-def _tokenizer_texts(path: Path, eos: int | None, model: ModelConfig) -> dict[str, str]:
-    """tokenizer.json as it is, and the tokenizer_config.json that makes transformers load it."""
+def _tokens(path: Path, eos: int | None) -> dict[int, str]:
+    """Every token of a tokenizer.json by its id. Raises `UserError` where it is none, or has no token `eos`."""
     try:
-        text = path.read_text(encoding="utf-8")
-        tokens = _tokens_by_id(json.loads(text))
+        tokens = tokens_by_id(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); name a tokenizer.json") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{path} is not a tokenizer.json; name one that the tokenizers library wrote") from None
+    if eos is not None and eos not in tokens:
+        raise UserError(f"eos = {eos} is no token of {path}; give the id of its end-of-text token, or none")
+    return tokens
+
+
+def _tokenizer_texts(path: Path, tokens: dict[int, str], eos: int | None, model: ModelConfig) -> dict[str, str]:
+    """tokenizer.json as it is, and the tokenizer_config.json that makes transformers load it."""
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.max_position,
         "clean_up_tokenization_spaces": False,
     }
     if eos is not None:
-        if eos not in tokens:
-            raise UserError(f"eos = {eos} is no token of {path}; give the id of its end-of-text token, or none")
         config["bos_token"] = config["eos_token"] = tokens[eos]
-    return {"tokenizer.json": text, "tokenizer_config.json": _json(config)}
-
-
-def _tokens_by_id(document: dict[str, Any]) -> dict[int, str]:
-    vocabulary = document["model"]["vocab"]
-    if isinstance(vocabulary, list):  # a unigram model lists [token, score]
-        tokens = {index: token for index, (token, _) in enumerate(vocabulary)}
-    else:
-        tokens = {index: token for token, index in vocabulary.items()}
-    tokens.update({token["id"]: token["content"] for token in document.get("added_tokens") or ()})
-    return tokens
+    return {TOKENIZER: path.read_text(encoding="utf-8"), "tokenizer_config.json": _json(config)}
 
 
 def _json(document: Any) -> str:

@@ -147,7 +147,7 @@ def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["
 
 def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
     """Writes a checkpoint as a Hugging Face folder, and says so. The tokenizer comes from the folder of its run."""
-    from fourfold.checkpoint import export_checkpoint
+    from fourfold.checkpoint import export_checkpoint, read_origin
     from fourfold.data.prepared import open_prepared
 
     tokenizer_file, eos = None, None
@@ -159,6 +159,12 @@ def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
             tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
         except RunFailure as error:
             print(f"warning: the tokenizer is not written: {error}")
-    model = resolve_model(found.config.model)
-    export_checkpoint(found.path, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos)
+    model, initial = resolve_model(found.config.model), found.config.model.initial
+    origin = read_origin(Path(initial)) if initial is not None else None
+    if initial is not None and origin is None:
+        print(
+            f"warning: {initial}, which the weights came from, is gone or has no config.json: its ids of bos and pad, chat "
+            "template and generation_config.json are not written; put it back and export again to have them"
+        )
+    export_checkpoint(found.path, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos, origin=origin)
     print(f'{out}: step {found.step} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')
