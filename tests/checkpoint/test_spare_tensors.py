@@ -1,5 +1,6 @@
 """A tensor that no parameter takes is a copy of what is known, compared by its content, or it is named."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,6 +93,29 @@ def test_modules_that_the_model_has_not_are_named(tmp_path: Path) -> None:
     (note,) = weights.check_against(replace(MODULE, mtp_layers=0, mtp_loss=0.0))
     assert "model.layers.3." in note
     assert "model.mtp_layers = 1 reads them" in note
+
+
+def test_a_tensor_that_the_index_leaves_out_is_there_all_the_same(tmp_path: Path) -> None:
+    """transformers loads whole files."""
+    write(tmp_path / "x", LLAMA, named_tensors(LLAMA), max_shard_bytes=20_000)
+    path = tmp_path / "x" / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    del index["weight_map"]["model.norm.weight"]
+    path.write_text(json.dumps(index))
+    weights = WeightFolder(tmp_path / "x")
+    assert weights.check_against(LLAMA) == ()
+    assert torch.equal(weights.get("model.norm.weight"), named_tensors(LLAMA)["model.norm.weight"])
+    last = tmp_path / "x" / max(index["weight_map"].values())
+    save_file({**load_file(last), "model.norm.bias": torch.ones(32)}, last)
+    with pytest.raises(UserError, match=r"unexpected: model\.norm\.bias"):
+        WeightFolder(tmp_path / "x").check_against(LLAMA)
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "x", LLAMA, named_tensors(LLAMA))
+    save_file({"lora": torch.ones(2)}, tmp_path / "x" / "adapter_model.safetensors")
+    (note,) = WeightFolder(tmp_path / "x").check_against(LLAMA)
+    assert "not read: adapter_model.safetensors" in note
 
 
 def test_the_advice_makes_the_weights_fit(tmp_path: Path) -> None:

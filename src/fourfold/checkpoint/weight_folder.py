@@ -156,6 +156,9 @@ class WeightFolder:
                 f"{len(spare.left_out)} tensors of MTP modules in {self.folder} are not read ({_some(spare.left_out)}): the model "
                 f"has model.mtp_layers = {model.mtp_layers}; model.mtp_layers = {modules} reads them"
             )
+        read = {file.path.name for file in self._files.values()}
+        if others := sorted(path.name for path in self.folder.glob("*.safetensors") if path.name not in read):
+            notes.append(f"other files of {self.folder} are not read: {_some(others)}")
         if len(self._scales):
             method = f" (quantization_config: {stated['quant_method']})" if "quant_method" in stated else ""
             notes.append(
@@ -196,6 +199,8 @@ class WeightFolder:
             if name not in opened[file].names:
                 raise RunFailure(f"{self.folder / file} lacks {name}, which {INDEX} says it holds; {self._advice}")
             self._files[name] = opened[file]
+        for each in opened.values():  # transformers loads what the index leaves out too
+            self._files = {**dict.fromkeys(each.names, each), **self._files}
 
 
 def _cure(different: list[str]) -> str:
