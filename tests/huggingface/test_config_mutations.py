@@ -3,12 +3,17 @@
 The full set, several thousand cases, is `python -m tools.config_mutations`; here every base has some of it.
 """
 
+import ast
+import importlib
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from fourfold.huggingface import FAMILIES
+from fourfold.huggingface.other_keys import unread_keys
 from tests.support.config_mutations import Case, cases, exact_norms, judge, write_base
 from tests.support.config_values import BASES, LEFT_OUT
 
@@ -47,6 +52,38 @@ def test_changes_that_once_went_unnoticed(base: str, tmp_path: Path) -> None:
             verdict = judge(case, tmp_path, raw)
             assert verdict.holds, f"{verdict.kind}: {case.name}: {verdict.words}"
             assert verdict.kind == "refused" or case not in REFUSED, case.name
+
+
+def _read_by_transformers(*modules: str) -> set[str]:
+    """Names that the code reads from a configuration."""
+    found = set()
+    for name in modules:
+        for node in ast.walk(ast.parse(Path(inspect.getfile(importlib.import_module(name))).read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("config"):
+                found.add(node.attr)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr") and len(node.args) > 1:
+                target, key = node.args[:2]
+                if ast.unparse(target).endswith("config") and isinstance(key, ast.Constant):
+                    found.add(str(key.value))
+    return found
+
+
+METHODS = {"get_text_config", "standardize_rope_params", "validate_rope", "default_theta"}
+OTHER_LAYERS = {"layer_types", "sliding_window", "attention_chunk_size", "head_dim"}
+"""Read in shared code for layers of a kind that some families have not; those that have them know the keys."""
+OTHER_HEADS = {"hidden_dropout"}
+"""Read for models that classify."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_key_that_transformers_code_reads_is_known(family: str) -> None:
+    """Keys that no class lists among its own, such as is_causal, are found so."""
+    shared = _read_by_transformers("transformers.masking_utils", "transformers.modeling_rope_utils")
+    own = _read_by_transformers(f"transformers.models.{family}.modeling_{family}")
+    assert {"is_causal", "rope_parameters"} <= shared
+    assert len(own) > 10
+    for found, others in ((own, OTHER_HEADS), (shared, OTHER_LAYERS)):
+        assert set(unread_keys(dict.fromkeys(found, 1), FAMILIES[family])) <= others | METHODS
 
 
 @pytest.mark.rest

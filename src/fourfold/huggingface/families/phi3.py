@@ -1,8 +1,23 @@
 """Phi-3 and Phi-4 with plain rotary positions: Llama's block, with fused tensors on disk."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from fourfold.config.errors import UserError, shortened
 from fourfold.huggingface.family import DENSE, SILU, Family, Rename, TensorNames, width_departs
 from fourfold.huggingface.key import Key, decoder_keys
 from fourfold.huggingface.layer_types import require_same_layers
+
+
+def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
+    hidden, heads = values.get("hidden_size", 0), values.get("num_heads", 1)
+    if raw.get("head_dim") not in (None, hidden / heads):
+        raise UserError(
+            f"{source}: head_dim = {shortened(raw['head_dim'])} is not supported for phi3; allowed: hidden_size / "
+            f"num_attention_heads = {hidden // heads}, or leave it out"
+        )
+    require_same_layers(raw, values, source)
+
 
 PHI3 = Family(
     name="phi3",
@@ -16,8 +31,8 @@ PHI3 = Family(
     # transformers' own pad_token_id lies outside of a small vocabulary
     dropouts={"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     constants={"pad_token_id": None},
-    read=require_same_layers,
-    reads=("layer_types",),
+    read=_read,
+    reads=("layer_types", "head_dim"),
     fixed=DENSE,
     rope_types=("default",),
     departs=width_departs,
