@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from fourfold.checkpoint import WeightFolder, read_origin, write_huggingface
+from fourfold.checkpoint import KEPT, WeightFolder, keep_origin, read_origin, write_huggingface
 from fourfold.config import ModelConfig, ModelSection, UserError
 from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
@@ -150,6 +150,29 @@ def test_a_model_of_another_family_takes_the_ids_alone(tmp_path: Path) -> None:
     out = exported(tmp_path / "in", model, tmp_path / "out")
     stated = json.loads((out / "config.json").read_text())
     assert (stated["model_type"], stated["pad_token_id"], "custom_note" in stated) == ("mistral", 0, False)
+
+
+def test_a_run_keeps_what_its_folder_had(tmp_path: Path) -> None:
+    """The folder may be gone when the run is exported."""
+    model = original(tmp_path / "in")
+    direct = exported(tmp_path / "in", model, tmp_path / "direct")
+    (tmp_path / "run").mkdir()
+    assert keep_origin(tmp_path / "in", tmp_path / "run") is None
+    kept = exported(tmp_path / "in", model, tmp_path / "kept", origin=read_origin(tmp_path / "run" / KEPT))
+    assert {p.relative_to(kept): p.read_bytes() for p in kept.rglob("*") if p.is_file()} == {
+        p.relative_to(direct): p.read_bytes() for p in direct.rglob("*") if p.is_file()
+    }
+    (tmp_path / "in" / "config.json").write_text("{}")
+    assert keep_origin(tmp_path / "in", tmp_path / "run") is None
+    assert "custom_note" in (tmp_path / "run" / KEPT / "config.json").read_text(), "the first stays"
+    assert keep_origin(tmp_path / "none", tmp_path / "other") is None
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_goes_on_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    original(tmp_path / "in")
+    (tmp_path / "run").write_text("a file")
+    assert "are not kept for an export" in str(keep_origin(tmp_path / "in", tmp_path / "run"))
 
 
 def test_folders_without_and_with_broken_files(tmp_path: Path) -> None:

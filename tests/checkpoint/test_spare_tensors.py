@@ -113,9 +113,9 @@ def test_a_tensor_that_the_index_leaves_out_is_there_all_the_same(tmp_path: Path
 
 def test_other_files_are_named(tmp_path: Path) -> None:
     write(tmp_path / "x", LLAMA, named_tensors(LLAMA))
-    save_file({"lora": torch.ones(2)}, tmp_path / "x" / "adapter_model.safetensors")
+    save_file({"lora": torch.ones(2)}, tmp_path / "x" / "adapter\x1b[31m.safetensors")
     (note,) = WeightFolder(tmp_path / "x").check_against(LLAMA)
-    assert "not read: adapter_model.safetensors" in note
+    assert "not read: 'adapter\\x1b[31m.safetensors'" in note
 
 
 def test_the_advice_makes_the_weights_fit(tmp_path: Path) -> None:

@@ -180,6 +180,12 @@ def train_locally(
             locks.enter_context(folder.created(complete, ready.data_table(start)))
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
         begin_changes(folder, ready.changes, ready.step)
+        if (
+            complete.model.initial is not None
+            and (failed := _keep_origin(complete.model.initial, folder))
+            and not quiet
+        ):
+            write_plain(failed)
         seconds = complete.run.timeout_seconds
         launch = partial(
             supervise,
@@ -203,6 +209,12 @@ def train_locally(
             write_plain(warning)
         with _display(state) as shown:
             return TrainingEnd(ready, state, launch(on_tick=shown.update, on_notice=shown.notice))
+
+
+def _keep_origin(initial: str, folder: RunFolder) -> str | None:
+    from fourfold.checkpoint import keep_origin
+
+    return keep_origin(Path(initial), folder.path)
 
 
 def check_request(config: RunConfig, ranks: int | None) -> None:

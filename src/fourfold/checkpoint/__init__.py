@@ -6,7 +6,7 @@ from fourfold.checkpoint.huggingface import write_huggingface
 from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
-from fourfold.checkpoint.origin import Origin, read_origin
+from fourfold.checkpoint.origin import KEPT, Origin, keep_origin, read_origin
 from fourfold.checkpoint.reader import ParameterReader, newest_readable, read_parameters
 from fourfold.checkpoint.reshard import reshard_checkpoint
 from fourfold.checkpoint.save import SaveFailure, save_checkpoint
@@ -15,6 +15,7 @@ from fourfold.checkpoint.unit_shard import UnitShard, is_first_of_stage, unit_sh
 from fourfold.checkpoint.weight_folder import WeightFolder
 
 __all__ = [
+    "KEPT",
     "DamagedCheckpoint",
     "Manifest",
     "Origin",
@@ -26,6 +27,7 @@ __all__ = [
     "export_checkpoint",
     "fill_from_folder",
     "is_first_of_stage",
+    "keep_origin",
     "latest_checkpoint",
     "load_checkpoint",
     "newest_readable",

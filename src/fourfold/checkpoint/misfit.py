@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import ModelConfig, ModelSection, UserError
+from fourfold.config.errors import shortened
 from fourfold.huggingface import FAMILIES, resolve_model
 from fourfold.huggingface.tensors import module_of, num_modules
 
@@ -25,7 +26,7 @@ def advice(
     if unreadable or quantization:
         method = quantization.get("quant_method")
         stated = (
-            f"config.json has quantization_config with quant_method = {method!r}"
+            f"config.json has quantization_config with quant_method = {shortened(method)}"
             if quantization
             else "they are quantized"
         )

@@ -1,11 +1,13 @@
 """The folder that a run's weights came from: its tokenizer's files and its generation_config.json, carried to an export."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fourfold.checkpoint import folders
 from fourfold.config import UserError
 from fourfold.config.whole_file import bounded
 
@@ -15,6 +17,8 @@ _TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
 _TEMPLATES = "additional_chat_templates"
+KEPT = "origin"
+"""The folder of a run in which they are kept."""
 _GENERATION = "generation_config.json"
 _MAX_BYTES = 1 << 29
 
@@ -56,6 +60,28 @@ def read_origin(folder: Path) -> Origin | None:
         raise UserError(
             f"{folder}, which the weights came from, cannot be read: {error}; mend or remove that file"
         ) from None
+
+
+def keep_origin(source: Path, run: Path) -> str | None:
+    """Copies config.json and the files of `read_origin` into the folder of a run that begins, so that an export finds them where
+    `source` has moved since. Returns a warning where that failed: the run goes on without."""
+    kept = run / KEPT
+    if kept.is_dir():
+        return None
+    try:
+        origin = read_origin(source)
+        if origin is None:
+            return None
+        texts = {} if origin.generation is None else {_GENERATION: origin.generation.encode()}
+        aside = folders.aside(kept)
+        folders.remove_tree(aside)
+        for name, content in {**origin.files, **texts, "config.json": bounded(source / "config.json")}.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            folders.write_bytes(aside / name, content)
+        os.rename(aside, kept)
+    except (OSError, ValueError, UserError) as error:
+        return f"warning: {source}: its tokenizer and configuration are not kept for an export ({error})"
+    return None
 
 
 def _read(folder: Path) -> Origin | None:

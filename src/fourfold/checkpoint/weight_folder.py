@@ -16,6 +16,7 @@ from fourfold.checkpoint.quantized import BlockScales, quantization
 from fourfold.checkpoint.spare_tensors import Reader, Spare, examine, is_known
 from fourfold.checkpoint.tensor_file import TensorFile
 from fourfold.config import ModelConfig, RunFailure, UserError
+from fourfold.config.errors import shortened
 from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, module_of, num_modules, present_forms
 from fourfold.model.spec import build_segments
 
@@ -160,7 +161,7 @@ class WeightFolder:
         if others := sorted(path.name for path in self.folder.glob("*.safetensors") if path.name not in read):
             notes.append(f"other files of {self.folder} are not read: {_some(others)}")
         if len(self._scales):
-            method = f" (quantization_config: {stated['quant_method']})" if "quant_method" in stated else ""
+            method = f" (quantization_config: {shortened(stated['quant_method'])})" if "quant_method" in stated else ""
             notes.append(
                 f"{len(self._scales)} matrices in fp8{method} are read as value x scale_inv, and saved without"
             )
@@ -212,7 +213,7 @@ def _cure(different: list[str]) -> str:
 
 
 def _some(items: list[str]) -> str:
-    shown = ", ".join(items[:_SHOWN])
+    shown = ", ".join(item if item.isprintable() else ascii(item) for item in items[:_SHOWN])
     return shown if len(items) <= _SHOWN else f"{shown} and {len(items) - _SHOWN} more"
 
 

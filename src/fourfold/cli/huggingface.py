@@ -147,7 +147,7 @@ def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["
 
 def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
     """Writes a checkpoint as a Hugging Face folder, and says so. The tokenizer comes from the folder of its run."""
-    from fourfold.checkpoint import export_checkpoint, read_origin
+    from fourfold.checkpoint import KEPT, export_checkpoint, read_origin
     from fourfold.data.prepared import open_prepared
 
     tokenizer_file, eos = None, None
@@ -160,7 +160,9 @@ def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
         except RunFailure as error:
             print(f"warning: the tokenizer is not written: {error}")
     model, initial = resolve_model(found.config.model), found.config.model.initial
-    origin = read_origin(Path(initial)) if initial is not None else None
+    kept = found.folder.path / KEPT if found.folder is not None else None
+    places = [place for place in (kept, Path(initial) if initial is not None else None) if place is not None]
+    origin = next((each for place in places if (each := read_origin(place)) is not None), None)
     if initial is not None and origin is None:
         print(
             f"warning: {initial}, which the weights came from, is gone or has no config.json: its ids of bos and pad, chat "
