@@ -119,7 +119,7 @@ def judge(case: Case, folder: Path, raw: dict[str, Any]) -> Verdict:
         ):  # longer sequences are refused by name; within the window both must agree
             length = int(window[1])
             ours = _ours(folder, length)
-        theirs = _theirs(folder, length)
+        theirs = loss_of_transformers(folder, length)
     finally:
         path.write_text(json.dumps(raw))
     if isinstance(ours, Exception):
@@ -156,7 +156,7 @@ def batch(length: int) -> tuple[Tensor, Tensor]:
     return tokens, targets
 
 
-def _theirs(folder: Path, length: int) -> float | str:
+def loss_of_transformers(folder: Path, length: int) -> float | str:
     """The loss in training by transformers; what it says where it does not load the folder with all of its weights."""
     tokens, targets = batch(length)
     kind = json.loads((folder / "config.json").read_text()).get("model_type")

@@ -6,7 +6,7 @@ up (transformers 5 in memory). Where a family has other names, fuses tensors or 
 """
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -39,13 +39,17 @@ def written_forms(shapes: Shapes, family: str) -> dict[str, Form]:
     return {name: _renamed(names, name, shapes) or _own(name, shapes[name]) for name in shapes}
 
 
-def present_forms(shapes: Shapes, present: Container[str]) -> dict[str, Form]:
-    """The accepted form of every parameter of which most tensors are present."""
+def present_forms(shapes: Shapes, present: Collection[str], family: str) -> dict[str, Form]:
+    """The accepted form of every parameter of which most tensors are present; where none is, the one that the family has."""
 
     def share(form: Form) -> float:
         return sum(piece.name in present for piece in form) / len(form)
 
-    return {name: max(_accepted(name, shapes), key=share) for name in shapes}
+    usual = written_forms(shapes, family)
+    prefix = FAMILIES[family].tensors.optional_prefix if family in FAMILIES else ""
+    if prefix and not any(name.startswith(prefix) for name in present):
+        usual = {name: [replace(p, name=p.name.removeprefix(prefix)) for p in form] for name, form in usual.items()}
+    return {name: max((usual[name], *_accepted(name, shapes)), key=share) for name in shapes}
 
 
 def _accepted(name: str, shapes: Shapes) -> list[Form]:

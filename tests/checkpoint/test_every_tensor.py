@@ -1,0 +1,56 @@
+"""Every tensor of a folder is used: another value of it gives the loss that transformers then has; without it, it is named."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fourfold.checkpoint import WeightFolder
+from fourfold.config import ModelConfig, ModelSection, UserError
+from fourfold.huggingface import resolve_model
+from tests.support.config_mutations import exact_norms, imported_loss, loss_of_transformers, write_base
+from tests.support.config_values import BASES
+
+LENGTH = 16
+FAMILY_OF = {family: base for base, (family, _) in reversed(BASES.items())}
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    with exact_norms():
+        yield
+
+
+@pytest.mark.parametrize(
+    "base", [pytest.param(b, marks=[] if b in ("gpt2", "mixtral") else pytest.mark.rest) for b in FAMILY_OF.values()]
+)
+def test_a_change_of_any_tensor_is_seen(base: str, tmp_path: Path) -> None:
+    write_base(base, tmp_path)
+    model = resolve_model(ModelSection(hf=str(tmp_path), mtp_layers=0))
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    before = imported_loss(tmp_path, model, LENGTH)
+    unseen = []
+    for name, value in tensors.items():
+        if name.endswith("e_score_correction_bias"):  # routers begin with it: tests/runtime/test_parity_experts.py
+            continue
+        save_file({**tensors, name: value * 1.25 + 0.125}, path, metadata={"format": "pt"})
+        ours, theirs = imported_loss(tmp_path, model, LENGTH), loss_of_transformers(tmp_path, LENGTH)
+        assert ours == pytest.approx(theirs, rel=2e-6 if model.num_experts else 1e-9), name
+        unseen += [name] if ours == before else []
+        save_file({key: each for key, each in tensors.items() if key != name}, path)
+        check_names(tmp_path, model, name)
+    assert all(name.endswith(("k_proj.bias", "experts.down_proj.weight")) or ".experts." in name for name in unseen), (
+        "scores do not depend on the keys' bias, and an expert may get no token"
+    )
+    assert len(unseen) < len(tensors) / 2
+    save_file({**tensors, "model.extra.weight": torch.ones(2)}, path)
+    check_names(tmp_path, model, "unexpected: model.extra.weight")
+
+
+def check_names(folder: Path, model: ModelConfig, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        WeightFolder(folder).check_against(model)
+    assert words in str(caught.value)
