@@ -34,7 +34,7 @@ def test_a_change_of_any_tensor_is_seen(base: str, tmp_path: Path) -> None:
     before = imported_loss(tmp_path, model, LENGTH)
     unseen = []
     for name, value in tensors.items():
-        if name.endswith("e_score_correction_bias"):  # routers begin with it: tests/runtime/test_parity_experts.py
+        if name.endswith("e_score_correction_bias"):  # tests/cli/test_import_train_export.py
             continue
         save_file({**tensors, name: value * 1.25 + 0.125}, path, metadata={"format": "pt"})
         ours, theirs = imported_loss(tmp_path, model, LENGTH), loss_of_transformers(tmp_path, LENGTH)
