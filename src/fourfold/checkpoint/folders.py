@@ -130,14 +130,14 @@ def prune(root: Path, keep: int, written: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file and waits until it is on disk. Raises `OSError`."""
+    if is_remote(path):
+        path.write_text(text, encoding="utf-8")
+        return
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """As `write_text`."""
-    if is_remote(path):
-        path.write_bytes(content)
-        return
+    """Writes a small local file as `write_text`."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
