@@ -1,7 +1,7 @@
 """`fourfold import` and `fourfold export`: from a Hugging Face folder to a run file, from a run to a Hugging Face folder."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tomli_w
 
@@ -55,8 +55,9 @@ def import_(
     require_packages("import", "torch", "safetensors")
     from fourfold.checkpoint import WeightFolder
 
+    raw = load_config(folder)
     weights = WeightFolder(folder)
-    config, notes = _imported(folder, weights.names(), corpus, tokenizer, without_dropout)
+    config, notes = _imported(folder, raw, weights.names(), corpus, tokenizer, without_dropout)
     resolved = resolve_run(config, None, stated_vocab_size(config.model, config.data))
     notes += weights.check_against(resolved.model)
     stated = config.model_copy(update={"model": resolved.config.model})
@@ -72,13 +73,12 @@ def import_(
 
 
 def _imported(
-    folder: Path, tensors: list[str], corpus: str, tokenizer: str | None, without_dropout: bool
+    folder: Path, raw: dict[str, Any], tensors: list[str], corpus: str, tokenizer: str | None, without_dropout: bool
 ) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run, and what there is to say of config.json. `tensors`: names of those in the folder."""
+    """The run, and what there is to say of config.json, which is `raw`. `tensors`: names of those in the folder."""
     stated: dict[str, str | float] = {"hf": str(folder), **({"dropout": 0.0} if without_dropout else {})}
     table = {"model": stated, "batch": {"global_sequences": 8, "sequence_length": 1}}
     model = resolve_model(parse_run(table).model)
-    raw = load_config(folder)
     family = stated_family(raw)
     notes = []
     if keys := unread_keys(raw, family):
