@@ -9,7 +9,7 @@ from typing import Any
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
 from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import is_remote
-from fourfold.config.run_file import apply_override
+from fourfold.config.run_file import apply_override, require_trust
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.resolve import resolve_run
@@ -21,7 +21,8 @@ _COMPARED = ("loss", "grad_norm")
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A complete checkpoint. `folder`: that of its run, None where it lies elsewhere. `config`: the run that saved it."""
+    """A complete checkpoint. `folder`: that of its run, None where it lies elsewhere. `config`: the run that saved it,
+    which may name code where `trust` says so."""
 
     path: Path
     step: int
@@ -29,13 +30,14 @@ class SavedCheckpoint:
     layout: Mapping[str, int]
     info: Mapping[str, Any]
     folder: RunFolder | None
+    trust: bool = False
 
     @property
     def config(self) -> RunConfig:
         if "config" in self.info:
-            return parse_run(self.info["config"], source=str(self.path))
+            return require_trust(parse_run(self.info["config"], source=str(self.path)), self.trust)
         if self.folder is not None:
-            return self.folder.require_config()
+            return self.folder.require_config(self.trust)
         raise UserError(f"{self.path}: does not say which run saved it; name the run's folder")
 
     def to_json(self) -> dict[str, Any]:
@@ -50,15 +52,15 @@ class SavedCheckpoint:
         }
 
 
-def saved_checkpoint(path: Path, folder: RunFolder | None = None) -> SavedCheckpoint:
-    """A checkpoint's manifest. Raises `RunFailure`."""
+def saved_checkpoint(path: Path, folder: RunFolder | None = None, trust: bool = False) -> SavedCheckpoint:
+    """A checkpoint's manifest. `trust`: its run may name code. Raises `RunFailure`."""
     from fourfold.checkpoint import read_manifest
 
     manifest = read_manifest(path)
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
     if folder is None and not is_remote(path) and (path.absolute().parent.parent / RUN_FILE).is_file():
         folder = RunFolder(path.absolute().parent.parent)
-    return SavedCheckpoint(path, manifest.step, size_bytes, manifest.layout, manifest.info, folder)
+    return SavedCheckpoint(path, manifest.step, size_bytes, manifest.layout, manifest.info, folder, trust)
 
 
 def checkpoint_paths(path: Path) -> tuple[list[Path], RunFolder | None]:
@@ -69,7 +71,7 @@ def checkpoint_paths(path: Path) -> tuple[list[Path], RunFolder | None]:
 
     if (path / RUN_FILE).is_file():
         folder = RunFolder(path)
-        found = list(folder.saved_checkpoints(folder.require_config()).values())
+        found = list(folder.saved_checkpoints(folder.require_config(trust=True)).values())
         if not found:
             raise UserError(
                 f"{path}: this run has saved no checkpoint yet; let it finish, or save more often "
@@ -85,15 +87,15 @@ def checkpoint_paths(path: Path) -> tuple[list[Path], RunFolder | None]:
     )
 
 
-def chosen_checkpoint(path: Path, step: int | None) -> SavedCheckpoint:
-    """The newest checkpoint at `path`, or that of `step`. Raises `UserError`."""
+def chosen_checkpoint(path: Path, step: int | None, trust: bool = False) -> SavedCheckpoint:
+    """The newest checkpoint at `path`, or that of `step`. `trust`: its run may name code. Raises `UserError`."""
     paths, folder = checkpoint_paths(path)
     by_step = {int(each.name.removeprefix("step-")): each for each in paths}
     if step is not None and step not in by_step:
         raise UserError(
             f"--step {step}: the checkpoints are of steps {', '.join(map(str, by_step))}; allowed: one of these"
         )
-    return saved_checkpoint(by_step[step] if step is not None else paths[-1], folder)
+    return saved_checkpoint(by_step[step] if step is not None else paths[-1], folder, trust)
 
 
 def verify_checkpoint(path: Path) -> None:
@@ -165,7 +167,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
             for key in _COMPARED
             if again[step].get(key) != recorded[step].get(key)
         ]
-        after = folder.saved_checkpoints(folder.require_config()).get(end)
+        after = folder.saved_checkpoints(folder.require_config(found.trust)).get(end)
         if after is not None:
             different += _state_differences(after, scratch.saved_checkpoints(config.model_copy(update=quiet))[end])
         return Replay(found.step, end, tuple(different[:1]), after is not None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
-from fourfold.config.run_file import apply_override, named_code
+from fourfold.config.run_file import apply_override, require_trust
 from fourfold.hardware import Cluster, has_count, load_cluster, require_count
 from fourfold.launch.run_folder import RUN_FILE
 
@@ -24,16 +24,8 @@ Number = str | float
 
 
 def readable_config(run: RunInput, overrides: Overrides, trust: bool) -> RunConfig:
-    """`config_of`, for a command that only looks at a run. Raises `UserError` where the run names code, unless `trust`: a run file
-    may be somebody else's."""
-    config = config_of(run, overrides)
-    for key, value in named_code(config).items():
-        if not trust:
-            raise UserError(
-                f"{key} = {value!r} names Python code, which is imported and run only where that is asked for; what works, once "
-                f"you have read the code: --trust (in Python: trust=True)"
-            )
-    return config
+    """`config_of`, for a command that only looks at a run. Raises `UserError` where the run names code, unless `trust`."""
+    return require_trust(config_of(run, overrides), trust)
 
 
 def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:

@@ -30,6 +30,7 @@ def checkpoint(
     dtype: Literal["fp32", "bf16", "fp64"] = "fp32",
     ranks: int | None = None,
     replay: int | None = None,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """List, verify, export or reshard checkpoints, without the ranks of their run.
@@ -53,6 +54,8 @@ def checkpoint(
         reshard: how many ranks the layout is for. Default: as many as it states.
     replay
         verify: run so many steps from the checkpoint again, and say whether losses, gradient norms and state are equal.
+    trust
+        export, reshard, verify --replay: import the Python code that the run names (layout.schedule, model.block = python:...).
     json
         list, verify: print one JSON document and nothing else.
     """
@@ -61,8 +64,8 @@ def checkpoint(
     if action == "list":
         return _list(root, step, json)
     if action == "verify":
-        return _verify(root, step, json) if replay is None else _replay(root, step, replay)
-    found = chosen_checkpoint(root, step)
+        return _verify(root, step, json) if replay is None else _replay(root, step, replay, trust)
+    found = chosen_checkpoint(root, step, trust)
     if out is None:
         raise UserError(f"--out is missing: {action} writes a folder; a value that works: --out {root.name}-{action}")
     if action == "export":
@@ -117,8 +120,8 @@ def _verify(path: Path, step: int | None, json: bool) -> int:
     return int(bool(problems))
 
 
-def _replay(path: Path, step: int | None, steps: int) -> int:
-    found = chosen_checkpoint(path, step)
+def _replay(path: Path, step: int | None, steps: int, trust: bool) -> int:
+    found = chosen_checkpoint(path, step, trust)
     verify_checkpoint(found.path)
     end = replay(found, steps)
     what = "losses, gradient norms and the state after them" if end.state_compared else "losses and gradient norms"

@@ -38,6 +38,7 @@ def compare(
     with_: Annotated[list[str] | None, Parameter(name="--with", negative=())] = None,
     tokens: str | None = None,
     price: str | None = None,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Put layouts, clusters, software or runs side by side: step, memory, bubble, exposed communication, days, cost.
@@ -61,6 +62,8 @@ def compare(
         How many tokens the run trains on, for example 15.6T: for days and cost.
     price
         Dollars for a device hour. Default: the cluster's, if it has one.
+    trust
+        Import the Python code that a run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
@@ -85,15 +88,17 @@ def compare(
             folder = RunFolder(Path(source))
             amount = None if tokens is None else parse_number(tokens, "--tokens", "15.6T", least=1)
             dollars = None if price is None else parse_number(price, "--price", "2.5", 0.0, 1e6)
-            sides.append(measured_side(source, folder, amount, dollars))
-            if cluster is None and folder.require_config().cluster.preset == THIS:
+            sides.append(measured_side(source, folder, amount, dollars, trust))
+            if cluster is None and folder.require_config(trust).cluster.preset == THIS:
                 continue
         softwares: list[str | None] = [*software] if software else [None]
         for place, profile, keys in product(clusters, softwares, variants):
             words = [source, *keys[len(overrides) :]]
             words += [f"--cluster {place}"] if len(clusters) > 1 else []
             words += [f"--software {profile}"] if len(softwares) > 1 else []
-            sides.append(predicted_side(" ".join(words), _simulated(source, keys, place, profile, tokens, price)))
+            sides.append(
+                predicted_side(" ".join(words), _simulated(source, keys, place, profile, tokens, price, trust))
+            )
     if not 2 <= len(sides) <= len(LETTERS):
         works = "another run, --with layout.microbatch_sequences=2, or --cluster twice"
         raise UserError(f"{len(sides)} columns: allowed: 2 to {len(LETTERS)}; what works: {works}")
@@ -105,11 +110,17 @@ def compare(
 
 
 def _simulated(
-    source: str, keys: list[str], cluster: str | None, software: str | None, tokens: str | None, price: str | None
+    source: str,
+    keys: list[str],
+    cluster: str | None,
+    software: str | None,
+    tokens: str | None,
+    price: str | None,
+    trust: bool,
 ) -> dict[str, Any]:
     """The document that `fourfold simulate --json` prints. Raises `UserError`, naming the column."""
     try:
-        found = predict(Path(source), keys, cluster=cluster, software=software, tokens=tokens, price=price)
+        found = predict(Path(source), keys, cluster=cluster, software=software, tokens=tokens, price=price, trust=trust)
     except UserError as error:
         raise UserError("\n".join(f"{' '.join([source, *keys])}: {line}" for line in str(error).splitlines())) from None
     return found.to_json(advice=False)

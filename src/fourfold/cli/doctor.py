@@ -6,7 +6,7 @@ from fourfold.cli.options import Flag, print_json
 from fourfold.supervise.doctor import diagnose, diagnosis_lines
 
 
-def doctor(run: Path, /, *, json: Flag = False) -> int:
+def doctor(run: Path, /, *, trust: Flag = False, json: Flag = False) -> int:
     """Say which rank of a run is at fault: where every rank stands, in which call, and who waits for whom.
 
     Reads the counters, calls and events of a run in progress on this machine, or what a dead one left; disturbs nothing. A rank
@@ -17,10 +17,12 @@ def doctor(run: Path, /, *, json: Flag = False) -> int:
     ----------
     run
         The folder of a run.
+    trust
+        Import the Python code that the run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
-    found = diagnose(run)
+    found = diagnose(run, trust)
     if json:
         print_json(found.to_json())
     else:

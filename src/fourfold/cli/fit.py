@@ -14,7 +14,9 @@ from fourfold.validate.fit import fit_software
 
 
 @without_collection()
-def fit(*paths: Path, out: Path | None = None, cluster: str | None = None, json: Flag = False) -> int:
+def fit(
+    *paths: Path, out: Path | None = None, cluster: str | None = None, trust: Flag = False, json: Flag = False
+) -> int:
     """Adjust the constants of a software to a few measured runs: plan and simulate then predict its next runs better.
 
     One to five runs of one software are enough. Its constants stay as near to the shipped ones as the runs allow.
@@ -27,6 +29,8 @@ def fit(*paths: Path, out: Path | None = None, cluster: str | None = None, json:
         Write the software here, a new file, for --software of plan and simulate.
     cluster
         Take the runs of the folders as of this cluster: NAME, NAME:DEVICES or a cluster file. Default: each run's own.
+    trust
+        Import the Python code that a run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
@@ -36,7 +40,7 @@ def fit(*paths: Path, out: Path | None = None, cluster: str | None = None, json:
         raise UserError(f"--out {out}: allowed: a file that ends in .toml; a value that works: mine.toml")
     if out is not None and out.exists():
         raise UserError(f"--out {out}: exists already; name a new file")
-    cases = [case for path in paths for case in cases_of(path, cluster)]
+    cases = [case for path in paths for case in cases_of(path, cluster, trust)]
     with Countdown("predictions") as progress:
         found = fit_software(cases, progress)
     if out is not None:

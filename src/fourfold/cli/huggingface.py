@@ -6,6 +6,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fourfold.api.checkpoints import SavedCheckpoint, chosen_checkpoint
+from fourfold.cli.options import Flag
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
 from fourfold.huggingface import resolve_model
@@ -126,7 +127,15 @@ def _write_new(path: Path, text: str) -> None:
         raise RunFailure(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
 
 
-def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["fp32", "bf16", "fp64"] = "fp32") -> int:
+def export(
+    run: Path,
+    /,
+    *,
+    out: Path,
+    step: int | None = None,
+    dtype: Literal["fp32", "bf16", "fp64"] = "fp32",
+    trust: Flag = False,
+) -> int:
     """Write a checkpoint as a Hugging Face folder: config.json, safetensors and the tokenizer, as transformers loads it.
 
     Parameters
@@ -139,9 +148,11 @@ def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["
         Which checkpoint. Default: the latest.
     dtype
         The number format that is written.
+    trust
+        Import the Python code that the run names (model.block, layout.schedule = python:...). train imports it in any case.
     """
     require_packages("export", "torch", "safetensors")
-    write_export(chosen_checkpoint(run, step), out, dtype)
+    write_export(chosen_checkpoint(run, step, trust), out, dtype)
     return 0
 
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from fourfold.cli.options import AS_NEAREST, Flag, Repeated, check_new_file, write_new_file
 from fourfold.config import RunConfig, UserError, dump_run, load_run, num_steps
 from fourfold.config.presets import RUN_PRESET
+from fourfold.config.run_file import require_trust
 from fourfold.hardware import THIS, Cluster, is_path, load_cluster, require_count
 from fourfold.jobs import TARGETS, Job, Site, Target
 from fourfold.jobs.job import devices_of_node, divide, job_name, paths_of
@@ -38,6 +39,7 @@ def job(
     infra: str | None = None,
     accelerator: str | None = None,
     as_nearest: Flag = False,
+    trust: Flag = False,
     out: Path | None = None,
 ) -> int:
     """Write a run as a job: an sbatch script, a TrainJob of Kubeflow Trainer, or a SkyPilot task. Needs no torch.
@@ -81,6 +83,8 @@ def job(
         SkyPilot's name of the devices. Default: that of the cluster's devices.
     as_nearest
         Submit a run file whose model only stands for another (model.nearest_to).
+    trust
+        Import the Python code that the run names (layout.schedule, model.block = python:...), to count its ranks.
     out
         The file to write. Default: it is printed.
     """
@@ -90,7 +94,7 @@ def job(
     target.check(as_, site)
     if out is not None:
         check_new_file(out, out.name, f"new-{out.name}")
-    written, config = _written(run, overrides, target, cluster, nodes, devices_per_node, folder)
+    written, config = _written(run, overrides, target, cluster, nodes, devices_per_node, folder, trust)
     text = target.write(written, site)
     notes = _notes(config, written, target, site)
     if out is None:
@@ -103,10 +107,10 @@ def job(
     return 0
 
 
-def job_text(run: Path, scheduler: str) -> tuple[str, list[str]]:
+def job_text(run: Path, scheduler: str, trust: bool = False) -> tuple[str, list[str]]:
     """The file for a scheduler with every option left out, and lines about what it still needs. Raises `UserError`."""
     target, site = TARGETS[scheduler], Site()
-    written, config = _written(run, (), target)
+    written, config = _written(run, (), target, trust=trust)
     return target.write(written, site), _notes(config, written, target, site)
 
 
@@ -118,8 +122,9 @@ def _written(
     nodes: int | None = None,
     devices_per_node: int | None = None,
     folder: str | None = None,
+    trust: bool = False,
 ) -> tuple[Job, RunConfig]:
-    config = load_run(run, overrides)
+    config = require_trust(load_run(run, overrides), trust)
     num_steps(config)
     written = _job(run, overrides, config, cluster, nodes, devices_per_node, _folder(folder, target))
     return written, load_run(run, overrides, as_written=True)

@@ -183,7 +183,7 @@ def plan(
         if written is not None:
             _write(written, result, first, [*notes, *left])
     if written is not None and as_ in TARGETS:
-        exported = Export(*job_text(written, as_))
+        exported = Export(*job_text(written, as_, trust))
     if json:
         document = planned.to_json()
         if exported is not None:

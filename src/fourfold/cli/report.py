@@ -24,6 +24,7 @@ def report(
     software: str | None = None,
     out: Path | None = None,
     trace: Path | None = None,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Show a run's steps as predicted and as measured: every kind of instruction, every rank, the largest differences.
@@ -44,6 +45,8 @@ def report(
         Write the page to this file. Default: report.html in the run's folder, or beside the plan or simulation.
     trace
         Write a step as measured and as predicted to this file, for ui.perfetto.dev. Default: trace.json in the run's folder.
+    trust
+        Import the Python code that the run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
@@ -56,11 +59,11 @@ def report(
             )
         return _saved(what, out if out is not None else what.with_suffix(".html"))
     folder = RunFolder(what)
-    found = compare(folder, cluster, software)
+    found = compare(folder, cluster, software, trust)
     page = out if out is not None else what / REPORT
     written = trace if trace is not None else what / TRACE
     if is_built():
-        write_page(page, folder.path.resolve().name, run_documents(folder, found))
+        write_page(page, folder.path.resolve().name, run_documents(folder, found, trust))
     events = write_run_trace(found, written)
     time_of = goodput(list(read_jsonl(folder.events)), read_jsonl(folder.metrics), time.time())
     if json:

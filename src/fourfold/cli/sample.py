@@ -3,12 +3,22 @@
 import sys
 from pathlib import Path
 
+from fourfold.cli.options import Flag
 from fourfold.config import UserError
 from fourfold.launch.machine import require_packages
 from fourfold.launch.run_folder import RunFolder
 
 
-def sample(run: Path, /, *, prompt: str = "", tokens: int = 200, temperature: float = 0.8, seed: int = 0) -> int:
+def sample(
+    run: Path,
+    /,
+    *,
+    prompt: str = "",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    seed: int = 0,
+    trust: Flag = False,
+) -> int:
     """Let the model of a run write, from its latest checkpoint.
 
     Parameters
@@ -23,6 +33,8 @@ def sample(run: Path, /, *, prompt: str = "", tokens: int = 200, temperature: fl
         0 takes the likeliest token each time; 1 draws from the model's own distribution.
     seed
         Another number gives another text.
+    trust
+        Import the Python code that the run names (model.block, layout.schedule = python:...). train imports it in any case.
     """
     if tokens < 1:
         raise UserError(f"--tokens {tokens}: allowed: 1 or more; a value that works: --tokens 200")
@@ -31,7 +43,7 @@ def sample(run: Path, /, *, prompt: str = "", tokens: int = 200, temperature: fl
     if not 0 <= seed < 2**63:
         raise UserError(f"--seed {seed}: allowed: 0 or more, below 2**63; a value that works: --seed 0")
     folder = RunFolder(run)
-    if not folder.saved_steps(folder.require_config()):
+    if not folder.saved_steps(folder.require_config(trust)):
         raise UserError(
             f"{run}: this run has saved no checkpoint yet; let it finish, or save more often (checkpoint.every_steps=100)"
         )

@@ -29,7 +29,7 @@ def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Me
             stated = num_cuda_devices(config) or None
         if stated is not None:
             return stated
-        written = folder.require_config()
+        written = folder.require_config(trust=True)
         return here_of(resolve_layout(written, resolve_model(written.model)).world_size, member)
 
     seconds = config.run.timeout_seconds

@@ -68,7 +68,8 @@ class ModelSection(Section):
     as_nearest: bool = False
     """Whether to train it though it is another model than `nearest_to`. `--as-nearest` says the same."""
     block: str | None = None
-    """Your own block in place of the built-in ones: `"python:MODULE:NAME"` of an `OwnBlock`. It is imported by every command."""
+    """Your own block in place of the built-in ones: `"python:MODULE:NAME"` of an `OwnBlock`. Commands that only look at a run
+    import it with `--trust` alone."""
     num_layers: Layers | None = None
     """Decoder blocks."""
     hidden_size: PositiveInt | None = None

@@ -256,3 +256,15 @@ def named_code(config: RunConfig) -> dict[str, str]:
     """Keys of a run that name Python code (`python:MODULE:NAME`), with their values. To compile the run is to import it."""
     stated = {"layout.schedule": config.layout.schedule, "model.block": config.model.block}
     return {key: value for key, value in stated.items() if value is not None and value.startswith("python:")}
+
+
+def require_trust(config: RunConfig, trust: bool) -> RunConfig:
+    """The run, of which a command that only looks at it may import what it names. Raises `UserError` where it names code, unless
+    `trust`: a run file, a run's folder or a checkpoint may be somebody else's."""
+    for key, value in named_code(config).items():
+        if not trust:
+            raise UserError(
+                f"{key} = {shortened(value)} names Python code, which is imported and run only where that is asked for; what "
+                f"works, once you have read the code: --trust (in Python: trust=True)"
+            )
+    return config

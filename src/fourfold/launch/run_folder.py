@@ -15,6 +15,7 @@ from typing import IO, Any
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
 from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import place
+from fourfold.config.run_file import require_trust
 from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
@@ -111,13 +112,14 @@ class RunFolder:
                 return load_run(self.path / _LAUNCHED, as_written=True)
         return stands
 
-    def require_config(self) -> RunConfig:
-        """The config of the run that stands here. Raises `UserError` where none does."""
+    def require_config(self, trust: bool = False) -> RunConfig:
+        """The config of the run that stands here. Raises `UserError` where none does, or it names Python code, unless `trust`: what
+        reads a folder imports none of it unasked (`require_trust`)."""
         if not self.run_file.is_file():
             raise UserError(
                 f"{self.path}: holds no {RUN_FILE}; name a folder that fourfold train wrote, for example runs/tiny"
             )
-        return load_run(self.run_file, as_written=True)
+        return require_trust(load_run(self.run_file, as_written=True), trust)
 
     def data(self) -> dict[str, Any]:
         """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""

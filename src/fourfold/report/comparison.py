@@ -148,12 +148,15 @@ class Comparison:
         return sorted((d for d in found if abs(d.share) >= 1e-3), key=lambda d: -abs(d.seconds))
 
 
-def compare(folder: RunFolder, cluster_name: str | None = None, software: str | None = None) -> Comparison:
-    """Reads what the ranks measured and predicts the same step. `cluster_name` None: the run's own.
+def compare(
+    folder: RunFolder, cluster_name: str | None = None, software: str | None = None, trust: bool = False
+) -> Comparison:
+    """Reads what the ranks measured and predicts the same step. `cluster_name` None: the run's own. `trust`: imports the code that
+    the run names.
 
     Raises `UserError` where the folder is no run, or no rank has timed a step.
     """
-    config = folder.require_config()
+    config = folder.require_config(trust)
     everything = read_measured(folder.path)
     if not everything:
         raise UserError(

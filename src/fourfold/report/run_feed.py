@@ -68,7 +68,7 @@ class RunFeed:
 
     def prepare(self) -> None:
         """Compiles the run's programs, where that is not done. Another thread may ask for documents meanwhile."""
-        self._resolve(self._folder.require_config())
+        self._resolve(self._folder.require_config(trust=True))
         resolved = self._resolved
         if resolved is not None and self._blame is None:
             blame = Blame(resolved)
@@ -83,7 +83,7 @@ class RunFeed:
 
     def document(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
         """The run as it stands: curves from step `first` to `last`, events, goodput, ranks. Call `refresh` before."""
-        config = self._folder.require_config()
+        config = self._folder.require_config(trust=True)
         self._resolve(config)
         now, metrics, resolved = time.time(), self.metrics, self._resolved
         ranks = where_ranks_stand(self._folder.path, self._blame, now)
@@ -167,9 +167,9 @@ def _newest(folder: Path) -> float | None:
     return max((path.stat().st_mtime for path in folder.glob("rank-*.json")), default=None)
 
 
-def run_documents(folder: RunFolder, found: Comparison) -> dict[str, Any]:
+def run_documents(folder: RunFolder, found: Comparison, trust: bool) -> dict[str, Any]:
     """The documents of a run's page: the run as it stands, its comparison with the prediction, and all its metrics."""
-    feed = RunFeed(folder.path, trust=True)
+    feed = RunFeed(folder.path, trust)
     feed.refresh()
     feed.prepare()
     return {"run": feed.document(), "comparison": comparison_document(found), "metrics": feed.metrics.table()}

@@ -89,9 +89,10 @@ def _fit_document(name: str, priced: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"{name}: not what plan --json writes: {error!r:.100}") from None
 
 
-def measured_side(name: str, folder: RunFolder, tokens: float | None, price: float | None) -> Side:
-    """From what the ranks of a run measured, as `fourfold report` reads it. `price`: dollars a device hour. Raises `UserError`."""
-    config, everything = folder.require_config(), read_measured(folder.path)
+def measured_side(name: str, folder: RunFolder, tokens: float | None, price: float | None, trust: bool = False) -> Side:
+    """From what the ranks of a run measured, as `fourfold report` reads it. `price`: dollars a device hour. `trust`: imports the
+    code that the run names. Raises `UserError`."""
+    config, everything = folder.require_config(trust), read_measured(folder.path)
     if not everything:
         raise UserError(
             f"{name}: no rank has written what it measured yet; what works: the folder of a run that is done"

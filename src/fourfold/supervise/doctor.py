@@ -55,11 +55,11 @@ class Diagnosis:
         return {**asdict(self), "chain": list(self.chain), "events": list(self.events)}
 
 
-def diagnose(path: Path) -> Diagnosis:
-    """Looks twice at the ranks of the run in `path`, a second apart, and asks those that live for their calls. Raises `UserError`
-    where no rank has reported yet."""
+def diagnose(path: Path, trust: bool = False) -> Diagnosis:
+    """Looks twice at the ranks of the run in `path`, a second apart, and asks those that live for their calls. `trust`: imports the
+    code that the run names. Raises `UserError` where no rank has reported yet."""
     folder = RunFolder(path)
-    config = folder.require_config()
+    config = folder.require_config(trust)
     before = read_positions(path)
     if not before:
         raise UserError(f"{path}: no rank has reported yet; what works: the folder of a run that is training or was")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fourfold.config import ModelSection, RunConfig, UserError, did_you_mean, parse_run
 from fourfold.config.errors import lower_first, unknown_key
-from fourfold.config.run_file import RUN_PRESET, load_table
+from fourfold.config.run_file import RUN_PRESET, load_table, require_trust
 from fourfold.config.schema import DataSection
 from fourfold.config.section import Section
 from fourfold.hardware import Cluster, is_path, load_cluster, parse_cluster
@@ -38,8 +38,9 @@ MOST_CASES = 100_000
 _EXAMPLE = 'for example measured = { step_seconds = 2.35 }, cluster = "dgx-h100:64", software = "megatron-2025"'
 
 
-def read_cases(path: Path, vocabulary: Vocabulary | None = None) -> list[Case]:
+def read_cases(path: Path, vocabulary: Vocabulary | None = None, trust: bool = False) -> list[Case]:
     """The cases of a file, in order. Keys above the first `[[case]]` hold for all of them; a case's own keys win, one by one.
+    `trust`: a case may name Python code.
 
     Raises `UserError`, which names the file, the case, the key, its value and what is allowed."""
     table = load_table(path)
@@ -48,10 +49,10 @@ def read_cases(path: Path, vocabulary: Vocabulary | None = None) -> list[Case]:
         raise UserError(f"{path}: holds no cases; state each as a table [[case]], {_EXAMPLE}")
     if len(cases) > MOST_CASES:
         raise UserError(f"{path}: {len(cases)} cases; allowed: at most {MOST_CASES}")
-    return [_case(_merged(table, case), path, number, vocabulary) for number, case in enumerate(cases, start=1)]
+    return [_case(_merged(table, case), path, number, vocabulary, trust) for number, case in enumerate(cases, start=1)]
 
 
-def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabulary | None) -> Case:
+def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabulary | None, trust: bool) -> Case:
     name = _text(table, "name", f"{path}: case {number}") or f"{path.stem} {number}"
     where = f"{path}: case {name!r}"
     for key in table:
@@ -61,7 +62,7 @@ def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabul
         if key not in table:
             raise UserError(f"{where}: key {key!r} is missing; {_EXAMPLE}")
     try:
-        run = _run(table, path, where)
+        run = require_trust(_run(table, path, where), trust)
         size = vocabulary(run.model, run.data) if vocabulary and run.model.vocab_size is None else None
         model = resolve_model(run.model, size)
         cluster = _cluster(table["cluster"], path)
