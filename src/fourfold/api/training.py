@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fourfold.api.inputs import Overrides, RunInput, config_of
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.config.plain_text import plain
 from fourfold.config.run_file import named_code
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
@@ -24,7 +23,7 @@ from fourfold.launch.sizes import RunSizes
 from fourfold.layout.resolve import check_ranks
 from fourfold.rendezvous.ownership import claimed
 from fourfold.report.comparison import compare
-from fourfold.report.console import preparing
+from fourfold.report.console import Terminal, preparing
 from fourfold.report.corpus import bytes_per_token
 from fourfold.report.ending import Command
 from fourfold.report.format_run import layout_line, model_line
@@ -236,7 +235,7 @@ def _ignore(text: str) -> None:
 
 @contextmanager
 def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
-    console = Console(highlight=False)
+    console = Terminal()
     if console.is_terminal:
         with LiveDisplay(state, console) as live:
             yield live
@@ -249,7 +248,7 @@ def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
 def write_plain(text: str) -> None:
     """A line at once, also into a pipe or a file. A terminal or a reader that is gone, or a full disk, ends no run."""
     try:
-        print(text, flush=True)
+        print(plain(text), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         with suppress(OSError):

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fourfold import __version__
+from fourfold.config.plain_text import PlainStream, own_codes, plain_output
 from fourfold.simulate.collection import without_collection
 
 if TYPE_CHECKING:
     from cyclopts import App
+    from rich.console import Console
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
@@ -87,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
             stream.reconfigure(errors="replace")  # a locale without our characters is no reason to fail
+    sys.stderr = PlainStream(sys.stderr)  # a defect's traceback too
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -102,7 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line; messages go to stderr."""
+    """The exit code of a command line; messages go to stderr. No control characters of what is printed reach a terminal."""
+    with plain_output():
+        return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(__version__)
         return 0
@@ -120,7 +128,9 @@ def run(arguments: list[str]) -> int:
             from fourfold.config.errors import require_files
 
             require_files(f"fourfold {words[0]}", MOST_AT_ONCE)
-        result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        result = app(
+            words, console=_help_console(words), exit_on_error=False, print_error=False, result_action="return_value"
+        )
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
@@ -129,6 +139,15 @@ def run(arguments: list[str]) -> int:
         message, code = _explained(error)
         return _say(message, code)
     return result if isinstance(result, int) else 0
+
+
+def _help_console(words: list[str]) -> "Console | None":
+    """Where help is drawn: it has no text from files, so that its colours are sent."""
+    if not {"--help", "-h"} & set(words):
+        return None
+    from rich.console import Console
+
+    return Console(file=own_codes(sys.stdout))
 
 
 def _explained(error: Exception) -> tuple[str, int]:

@@ -4,6 +4,7 @@ import sys
 import time
 from types import TracebackType
 
+from fourfold.config.plain_text import own_codes
 from fourfold.report.units import format_seconds
 
 _QUIET_SECONDS = 1.0
@@ -30,11 +31,11 @@ class Countdown:
         self._last, self._shown = now, True
         left = (now - self._begun) / done * (total - done)
         line = f"{done} of {total} {self._what}, {format_seconds(left)} left"
-        print(f"\r\x1b[2K{line}" if self._terminal else line, end="" if self._terminal else "\n", file=sys.stderr)
-        sys.stderr.flush()
+        end, file = "" if self._terminal else "\n", own_codes(sys.stderr)
+        print(f"\r\x1b[2K{line}" if self._terminal else line, end=end, file=file, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._terminal and self._shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[2K", end="", file=own_codes(sys.stderr), flush=True)

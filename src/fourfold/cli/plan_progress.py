@@ -5,10 +5,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fourfold.plan.search import Progress as Report
+from fourfold.report.console import Terminal
 
 SILENT_SECONDS = 1.0
 LINE_SECONDS = 5.0
@@ -17,7 +17,7 @@ LINE_SECONDS = 5.0
 @contextmanager
 def showing(silent: bool) -> Iterator[Report]:
     """Gives the function that a search reports to. It writes to stderr."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(errors=True)
     if silent or not console.is_terminal:
         yield _lines(silent)
         return

@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rich.console import Console
-
 from fourfold.config import UserError
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program.compiled import stage_flops
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.timeline import timeline
+from fourfold.report.console import Terminal
 from fourfold.report.format_timeline import Format, plain_number, timeline_document
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline
@@ -44,7 +43,7 @@ def show_timeline(
     if as_json:
         print(json.dumps({**timeline_document(drawn, schedule), "times": times}))
     elif on_terminal:
-        print_timeline(drawn, schedule, Console(highlight=False, markup=False), *formats, window)
+        print_timeline(drawn, schedule, Terminal(markup=False), *formats, window)
     else:
         print(f"timeline written to {svg}")
     return 0

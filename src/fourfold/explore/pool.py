@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fourfold.config import RunFailure, UserError
+from fourfold.config.plain_text import PlainStream
 from fourfold.explore.setup import Malformed
 
 MOST_WAITING, MOST_OWNERS = 64, 256
@@ -158,6 +159,7 @@ def _serve(pipe: Connection) -> None:
     from fourfold.explore.documents import encoded
 
     os.setpgid(0, 0)
+    sys.stderr = PlainStream(sys.stderr)  # tracebacks quote what a run's folder holds
     gc.freeze()  # what was imported is no garbage
 
     def report(what: str, share: float) -> None:

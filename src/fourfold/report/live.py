@@ -89,7 +89,9 @@ def render(state: RunState, width: int, spinner: RenderableType = "") -> Rendera
         lines += [Text(), *events]
     if state.notice:
         lines.append(Text(state.notice, style="bold yellow"))
-    return Panel(Group(*lines), title=f"[bold]{info.name}", title_align="left", width=outer, border_style="blue")
+    return Panel(
+        Group(*lines), title=Text(info.name, style="bold"), title_align="left", width=outer, border_style="blue"
+    )
 
 
 def _progress(state: RunState, spinner: RenderableType) -> RenderableType:

@@ -44,10 +44,11 @@ def print_screen(lines: Sequence[str]) -> None:
     if not sys.stdout.isatty():
         print("\n".join(shown))
         return
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False, markup=False)
+    from fourfold.report.console import Terminal
+
+    console = Terminal(markup=False)
     for line in shown:
         text = Text(line)
         for pattern, style in _STYLES:
