@@ -103,7 +103,7 @@ def test_another_launchers_rank_is_refused(here: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("error", [ff.UserError("nothing was measured"), RunFailure("the trace is damaged")])
 def test_a_page_that_cannot_be_made_leaves_the_run_as_it_is(tmp_path: Path, monkeypatch, error: Exception) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(training, "compare", fail)

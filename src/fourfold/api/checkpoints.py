@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
-from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import is_remote
 from fourfold.config.run_file import apply_override, require_trust
+from fourfold.config.run_rows import read_rows
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.resolve import resolve_run
@@ -139,7 +139,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
     if folder is None:
         raise UserError(f"{found.path}: lies in no run's folder, which knows the data; name the run's folder")
     end = min(found.step + steps, num_steps(config))
-    recorded = {int(row["step"]): row for row in read_jsonl(folder.metrics) if isinstance(row.get("step"), int)}
+    recorded = {row["step"]: row for row in read_rows(folder.metrics) if row.get("step") is not None}
     wanted = [step for step in range(found.step, end) if step in recorded]
     if steps < 1 or not wanted:
         raise UserError(
@@ -158,7 +158,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
         outcome = supervise(scratch, ranks, threads_per_rank(config, ranks), FaultsSection(attempts=1))
         if outcome.message:
             raise RunFailure(f"the replay failed: {outcome.message}")
-        again = {int(row["step"]): row for row in read_jsonl(scratch.metrics)}
+        again = {row["step"]: row for row in read_rows(scratch.metrics) if row.get("step") is not None}
         if wanted[-1] not in again:
             raise RunFailure(f"the replay stopped before step {wanted[-1]}; try again")
         different = [

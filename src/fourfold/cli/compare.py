@@ -17,6 +17,7 @@ from fourfold.config import UserError
 from fourfold.config.presets import RUN_PRESET
 from fourfold.hardware import THIS
 from fourfold.launch.run_folder import RunFolder
+from fourfold.report.run_files import check_files
 from fourfold.report.side_by_side import (
     LETTERS,
     Side,
@@ -85,6 +86,7 @@ def compare(
             continue
         clusters: list[str | None] = [*cluster] if cluster else [None]
         if Path(source).is_dir():
+            check_files(Path(source))
             folder = RunFolder(Path(source))
             amount = None if tokens is None else parse_number(tokens, "--tokens", "15.6T", least=1)
             dollars = None if price is None else parse_number(price, "--price", "2.5", 0.0, 1e6)

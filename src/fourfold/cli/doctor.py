@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fourfold.cli.options import Flag, print_json
+from fourfold.report.run_files import check_files
 from fourfold.supervise.doctor import diagnose, diagnosis_lines
 
 
@@ -22,6 +23,7 @@ def doctor(run: Path, /, *, trust: Flag = False, json: Flag = False) -> int:
     json
         Print one JSON document and nothing else.
     """
+    check_files(run)
     found = diagnose(run, trust)
     if json:
         print_json(found.to_json())

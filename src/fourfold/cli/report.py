@@ -5,13 +5,14 @@ from pathlib import Path
 
 from fourfold.cli.options import Flag, print_json
 from fourfold.config import RunFailure, UserError
-from fourfold.config.json_lines import read_jsonl
+from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
 from fourfold.report.format_comparison import comparison_document, comparison_lines
 from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
 from fourfold.report.run_feed import run_documents
+from fourfold.report.run_files import check_files
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.supervise.goodput import goodput
 
@@ -58,6 +59,7 @@ def report(
                 f"{what}: a saved document takes --out alone; what works: fourfold report {what} --out page.html"
             )
         return _saved(what, out if out is not None else what.with_suffix(".html"))
+    check_files(what)
     folder = RunFolder(what)
     found = compare(folder, cluster, software, trust)
     page = out if out is not None else what / REPORT
@@ -65,7 +67,7 @@ def report(
     if is_built():
         write_page(page, folder.path.resolve().name, run_documents(folder, found, trust))
     events = write_run_trace(found, written)
-    time_of = goodput(list(read_jsonl(folder.events)), read_jsonl(folder.metrics), time.time())
+    time_of = goodput(list(read_rows(folder.events)), read_rows(folder.metrics), time.time())
     if json:
         document = {
             **comparison_document(found),

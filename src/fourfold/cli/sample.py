@@ -7,6 +7,7 @@ from fourfold.cli.options import Flag
 from fourfold.config import UserError
 from fourfold.launch.machine import require_packages
 from fourfold.launch.run_folder import RunFolder
+from fourfold.report.run_files import check_files
 
 
 def sample(
@@ -42,6 +43,7 @@ def sample(
         raise UserError(f"--temperature {temperature}: allowed: 0 or more; a value that works: --temperature 0.8")
     if not 0 <= seed < 2**63:
         raise UserError(f"--seed {seed}: allowed: 0 or more, below 2**63; a value that works: --seed 0")
+    check_files(run)
     folder = RunFolder(run)
     if not folder.saved_steps(folder.require_config(trust)):
         raise UserError(

@@ -168,7 +168,7 @@ def _read_program(path: Path, resolved: ResolvedRun) -> Program:
 def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     from fourfold.runtime.progress import describe_positions, read_positions
 
-    positions = read_positions(folder) if folder.is_dir() else []
+    positions = read_positions(folder, ranks=resolved.layout.world_size) if folder.is_dir() else []
     if not positions:
         raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
     lines = describe_positions(resolved.programs_at, resolved.layout, positions)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from fourfold.cli.options import Flag
 from fourfold.config import UserError, load_run, run_preset_names
-from fourfold.config.json_lines import read_jsonl
 from fourfold.config.run_file import RUN_PRESET
+from fourfold.config.run_rows import read_rows
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
+from fourfold.launch.shown import check_shown
 from fourfold.report.format_validation import validation_lines
+from fourfold.report.run_files import check_files
 from fourfold.simulate.collection import without_collection
 from fourfold.validate import Case, checked_prediction, preset_case, read_cases, run_case
 from fourfold.validate import validate as compare
@@ -55,7 +57,10 @@ def cases_of(path: Path, cluster: str | None, trust: bool = False) -> list[Case]
         return [preset_case(str(path).removeprefix(RUN_PRESET), load_run(path))]
     if not path.is_dir():
         return read_cases(path, stated_vocab_size, trust)
+    check_files(path)
     folder = RunFolder(path)
     if not folder.run_file.is_file():
         raise UserError(f"{path}: holds no {RUN_FILE}; name a file of cases, or a folder that fourfold train wrote")
-    return [run_case(str(path), folder.require_config(trust), read_jsonl(folder.metrics), cluster)]
+    config = folder.require_config(trust)
+    check_shown(config)
+    return [run_case(str(path), config, read_rows(folder.metrics), cluster)]

@@ -8,6 +8,8 @@ from typing import Any
 
 from fourfold.config.errors import FinalFailure, unwritable
 
+_MOST_LINE_BYTES = 8 * 2**20
+
 
 class JsonLines:
     """Appends one JSON object a line; each is on its way to the disk when `append` returns."""
@@ -28,9 +30,15 @@ class JsonLines:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
+    """The objects of a file, one a line; what is no object (a line cut short), or longer than any row, is left out. Empty where it
+    is missing."""
     with suppress(OSError), open(path, "rb") as file:
-        yield from (row for line in file if (row := json_object(line)) is not None)
+        at_start = True  # not in the rest of a line that is too long
+        while line := file.readline(_MOST_LINE_BYTES):
+            ends = line.endswith(b"\n")
+            if at_start and (ends or len(line) < _MOST_LINE_BYTES) and (row := json_object(line)) is not None:
+                yield row
+            at_start = ends
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:

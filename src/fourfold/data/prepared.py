@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fourfold.config import FinalFailure, RunFailure
+from fourfold.config.whole_file import bounded
 from fourfold.data.file_digests import file_digests
 from fourfold.data.indexed import open_indexed
 from fourfold.data.megatron import DIGESTS, pair_files, train_stream
@@ -217,9 +218,9 @@ def text_digest(cache: Path, folder: str) -> str:
 def open_prepared(path: Path | str) -> PreparedData:
     """Reads a description, or the `prepared.json` of a cache folder. Raises `RunFailure` if it is missing or damaged."""
     file = Path(path)
-    file = file / "prepared.json" if file.is_dir() else file
     try:
-        table: dict[str, Any] = json.loads(file.read_bytes())
+        file = file / "prepared.json" if file.is_dir() else file
+        table: dict[str, Any] = json.loads(bounded(file))
         if table.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         parts = tuple(PreparedPart(**part) for part in table.pop("parts"))
@@ -227,7 +228,7 @@ def open_prepared(path: Path | str) -> PreparedData:
         return PreparedData(path=file.absolute(), parts=parts, bos=bos, **table)
     except OSError as error:
         raise RunFailure(f"{file}: cannot be read: {error.strerror}; prepare the data again") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RunFailure(f"{file}: is not a description of prepared data ({error}); prepare the data again") from None
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
-from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import place
 from fourfold.config.run_file import require_trust
+from fourfold.config.run_rows import read_rows
 from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
@@ -125,18 +125,18 @@ class RunFolder:
         """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""
         try:
             table = json.loads(self.data_file.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return table if isinstance(table, dict) else {}
 
     def steps_done(self) -> int:
         """Steps whose metrics were written; metrics count steps from 0."""
-        return max((int(row.get("step", 0)) + 1 for row in read_jsonl(self.metrics)), default=0)
+        return max((row["step"] + 1 for row in read_rows(self.metrics) if row.get("step") is not None), default=0)
 
     def finished_step(self) -> int | None:
         """The step at which the run finished, or None while it has not (or was continued since)."""
         finished = None
-        for row in read_jsonl(self.events):
+        for row in read_rows(self.events):
             if row.get("event") in ("start", "resume"):
                 finished = None
             elif row.get("event") == "finish":

@@ -7,8 +7,9 @@ from statistics import mean, median
 
 from fourfold.config import UserError
 from fourfold.hardware import THIS, Cluster, load_cluster
-from fourfold.launch.resolve import ResolvedRun, resolve_run
+from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.shown import resolve_shown
 from fourfold.program import Program, digest, lower_pipeline, memory_peak
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
@@ -165,7 +166,7 @@ def compare(
         )
     latest = max(everything, key=lambda each: each.last_step)
     ranks = [each for each in everything if each.world_size == latest.world_size]
-    resolved = resolve_run(config, None, None, "native" if latest.device == "cuda" else "exchange")
+    resolved = resolve_shown(config, "native" if latest.device == "cuda" else "exchange")
     if resolved.layout.world_size != latest.world_size:
         raise UserError(
             f"{folder.path}: measured on {latest.world_size} ranks, but its run.toml is for {resolved.layout.world_size}; what "

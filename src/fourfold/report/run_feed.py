@@ -9,15 +9,17 @@ from typing import Any
 
 from fourfold.config import RunConfig, UserError, num_steps
 from fourfold.config.run_file import named_code
+from fourfold.config.run_rows import clean_row
 from fourfold.launch.machine import num_cuda_devices, transport_of
-from fourfold.launch.resolve import ResolvedRun, resolve_run
+from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.shown import resolve_shown
 from fourfold.report.comparison import Comparison
 from fourfold.report.follow import Follower
 from fourfold.report.format_comparison import comparison_document
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.run_files import check_files
-from fourfold.report.run_metrics import StepMetrics, finite_number, rounded
+from fourfold.report.run_metrics import StepMetrics, rounded
 from fourfold.report.run_ranks import where_ranks_stand
 from fourfold.report.run_state import describe_event
 from fourfold.supervise.blame import Blame
@@ -86,7 +88,9 @@ class RunFeed:
         config = self._folder.require_config(trust=True)
         self._resolve(config)
         now, metrics, resolved = time.time(), self.metrics, self._resolved
-        ranks = where_ranks_stand(self._folder.path, self._blame, now)
+        ranks = where_ranks_stand(
+            self._folder.path, self._blame, now, resolved.layout.world_size if resolved else _SHOWN_RANKS
+        )
         alive = any(rank["state"] not in ("", "Z") for rank in ranks)
         steps = num_steps(config)
         end = metrics.last_step if last is None else last
@@ -145,18 +149,16 @@ class RunFeed:
             self._problem = f"{names}: this run names Python code, which is not imported to show it"
             return
         try:
-            self._resolved = resolve_run(config, None, None, transport_of(config, num_cuda_devices(config)))
+            self._resolved = resolve_shown(config, transport_of(config, num_cuda_devices(config)))
         except UserError as error:
             self._problem = str(error)
 
 
 def _clean(event: Mapping[str, Any]) -> dict[str, Any]:
     """An event whose numbers are numbers and whose texts are short, with its line of text."""
-    step = event.get("step")
+    event = clean_row(event)
     found: dict[str, Any] = {"event": str(event.get("event", "?"))[:80]}
-    if isinstance(step, int) and 0 <= step < 2**53:
-        found["step"] = step
-    found |= {key: number for key in _NUMBERS if (number := finite_number(event.get(key))) is not None}
+    found |= {key: event[key] for key in ("step", *_NUMBERS) if event.get(key) is not None}
     words = ("message", "what", "name", "path", "rank", "skipped", "backend", "slot", "machine", "tensor", "source")
     found |= {key: str(event[key])[:_SHOWN_TEXT] for key in words if event.get(key) is not None}
     return {**found, "text": describe_event(found)[:_SHOWN_TEXT]}

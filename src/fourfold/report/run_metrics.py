@@ -1,10 +1,11 @@
 """Numbers of a run by step, as many as it has: a column each, and curves of them that a screen can draw."""
 
-import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
+
+from fourfold.config.run_rows import MOST_STEP, finite_number
 
 MOST_POINTS = 1200
 """Points of a curve: the least and the most of each of half as many spans of steps."""
@@ -53,16 +54,14 @@ class StepMetrics:
     def add(self, row: Mapping[str, Any]) -> None:
         """Takes a row; what is no finite number is left out."""
         step = row.get("step")
-        if type(step) is not int or not 0 <= step < 2**53:
+        if type(step) is not int or not 0 <= step < MOST_STEP:
             return
         if step <= self.last_step:
             for column in self.columns.values():
                 column.forget_from(step)
         self.last_step = step
         for key, value in row.items():
-            number = (
-                value if type(value) is float and value - value == 0 else finite_number(value)
-            )  # the usual case at once
+            number = finite_number(value)
             if number is None or key == "step":
                 continue
             if key not in self.columns:
@@ -85,17 +84,6 @@ class StepMetrics:
             values = dict(zip(column.steps, column.values, strict=True))
             found[key] = [None if (value := values.get(step)) is None else rounded(value) for step in steps]
         return {"steps": steps, "columns": found}
-
-
-def finite_number(value: Any) -> float | None:
-    """A number that JSON can hold; None for anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def rounded(value: float) -> float:

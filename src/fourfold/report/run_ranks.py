@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.report.run_metrics import finite_number
-from fourfold.runtime.progress import ACTIVITIES, Position, read_positions
+from fourfold.config.run_rows import finite_number
+from fourfold.runtime.progress import ACTIVITIES, read_positions
 from fourfold.supervise.blame import Blame, Sighting
 from fourfold.supervise.doctor import process_states
 
@@ -14,10 +14,11 @@ _MOST_TRACED = 512
 """Ranks of a run beyond which nobody is told who waits for whom: `fourfold doctor` does."""
 
 
-def where_ranks_stand(folder: Path, blame: Blame | None, now: float) -> list[dict[str, Any]]:
-    """A row a rank: its process's `state` in /proc (empty: gone), step, instruction `index` of `num_instructions`, `seconds` since
-    it last got on, `waits_for` as (rank, group). Without `blame`, or where the file is not that run's, places have no names."""
-    positions = _positions(folder)
+def where_ranks_stand(folder: Path, blame: Blame | None, now: float, ranks: int) -> list[dict[str, Any]]:
+    """A row a rank, of the first `ranks`: its process's `state` in /proc (empty: gone), step, instruction `index` of
+    `num_instructions`, `seconds` since it last got on, `waits_for` as (rank, group). Without `blame`, or where the file is not that
+    run's, places have no names."""
+    positions = read_positions(folder, ranks=ranks)
     seen = [Sighting(p, state) for p, state in zip(positions, process_states(positions), strict=True)]
     if blame is not None:
         try:
@@ -42,10 +43,3 @@ def _row(rank: int, seen: Sequence[Sighting], now: float, blame: Blame | None) -
         "seconds": finite_number(now - position.time) if position.pid > 0 else None,
         "waits_for": [[wait.member, wait.group] for wait in waits[:_MOST_WAITED]],
     }
-
-
-def _positions(folder: Path) -> list[Position]:
-    """Positions as a rank writes them; none of a file that something else wrote."""
-    found = read_positions(folder)
-    sound = all(0 <= p.kind < len(ACTIVITIES) and p.counter >= 0 and finite_number(p.time) is not None for p in found)
-    return found if sound else []

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fourfold.config.plain_text import plain
+from fourfold.config.run_rows import clean_row
 from fourfold.report.follow import Follower
 from fourfold.report.units import format_flops
 from fourfold.supervise.goodput import MeasuredGoodput, goodput
@@ -46,13 +48,13 @@ class RunState:
 
     def refresh(self) -> bool:
         """Reads what is new; whether there was anything."""
-        rows, events = self._metrics.read(), self._events.read()
+        rows, events = [list(map(clean_row, each.read())) for each in (self._metrics, self._events)]
         if self._metrics.restarted:
             self.rows.clear()
         if self._events.restarted:
             self.events.clear()
         for row in rows:
-            if isinstance(row.get("step"), int):
+            if row.get("step") is not None:
                 self.rows.pop(row["step"], None)
                 self.rows[row["step"]] = row
         self.events += events
@@ -145,7 +147,11 @@ def _number(value: Any, default: float | None = None) -> Any:
 
 
 def describe_event(event: Mapping[str, Any]) -> str:
-    """One line of plain text."""
+    """Plain text, in one line unless a message has several."""
+    return plain(_described(event))
+
+
+def _described(event: Mapping[str, Any]) -> str:
     kind = str(event.get("event", "?"))
     step = event.get("step")
     at = f" at step {step}" if step is not None else ""

@@ -1,14 +1,15 @@
 """Layouts, clusters and runs side by side: one column each, predicted or measured, with the differences marked."""
 
 import textwrap
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fourfold.config import UserError
-from fourfold.config.json_lines import read_jsonl
-from fourfold.launch.resolve import resolve_run
+from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.shown import resolve_shown
 from fourfold.report.fit import Fit
 from fourfold.report.format_campaign import duration
 from fourfold.report.format_simulation import per_cent, seconds_text
@@ -101,8 +102,9 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
     ranks = [each for each in everything if each.world_size == latest.world_size]
     step, size = max(each.step_seconds for each in ranks), latest.world_size
     count = config.batch.global_sequences * config.batch.sequence_length
-    rows = [row for row in read_jsonl(folder.metrics) if row.get("mfu") and row.get("step_seconds")]
-    layout = layout_document(resolve_run(config, None, None).layout)
+    timed = (row for row in read_rows(folder.metrics) if row.get("mfu") and row.get("step_seconds"))
+    last = deque(timed, 1)
+    layout = layout_document(resolve_shown(config, "exchange").layout)
     seconds = None if tokens is None else tokens / count * step
     run = None
     if seconds is not None:
@@ -124,7 +126,7 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
             "step_seconds": step,
             "tokens": count,
             "tokens_per_second_per_device": count / step / size,
-            "mfu": rows[-1]["mfu"] * rows[-1]["step_seconds"] / step if rows else None,
+            "mfu": last[0]["mfu"] * last[0]["step_seconds"] / step if last else None,
             "fits": True,
             "fit": None,
             "bubble_fraction": None,

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from fourfold.layout import Layout
@@ -22,6 +23,8 @@ _RECORD = struct.Struct("<qqddiiq16x")
 _COUNTER = struct.Struct("<qdd")
 """The part of a record that every instruction changes, after the step."""
 FILES = "progress*.bin"
+MOST_RANKS, MOST_FILES = 2**18, 2**16
+"""Records of a file, and files, that are read at most."""
 TRAINING, EVALUATING, SAVING, STARTING, READING, ENDED, COPYING = range(7)
 ACTIVITIES = (
     "training",
@@ -141,15 +144,15 @@ def clear_positions(folder: Path, ranks: int, machine: int = 0) -> None:
     positions_file(folder, machine).write_bytes(bytes(ranks * _RECORD.size))
 
 
-def read_positions(folder: Path, machine: int | None = None) -> list[Position]:
-    """The records of all ranks, as the file of one machine has them, or by default those that were written last; an empty list
-    where no rank has reported."""
+def read_positions(folder: Path, machine: int | None = None, ranks: int = MOST_RANKS) -> list[Position]:
+    """The records of all ranks, of the first `ranks` at most, as the file of one machine has them, or by default those that were
+    written last; an empty list where no rank has reported."""
     if machine is not None:
-        found = _records(positions_file(folder, machine))
+        found = _records(positions_file(folder, machine), ranks)
     else:
-        found = _records(positions_file(folder))
-        for path in folder.glob(FILES):
-            others = _records(path)[: len(found)]
+        found = _records(positions_file(folder), ranks)
+        for path in islice(folder.glob(FILES), MOST_FILES):
+            others = _records(path, len(found))
             found[: len(others)] = [max(pair, key=_last_written) for pair in zip(found, others, strict=False)]
     return found if any(position.pid for position in found) else []
 
@@ -158,13 +161,20 @@ def _last_written(position: Position) -> tuple[bool, float]:
     return (position.pid > 0, position.time)
 
 
-def _records(path: Path) -> list[Position]:
+def _records(path: Path, ranks: int) -> list[Position]:
     try:
-        raw = path.read_bytes()
+        with open(path, "rb") as file:
+            raw = file.read(ranks * _RECORD.size)
     except OSError:
         return []
     found = [Position(*fields) for fields in _RECORD.iter_unpack(raw[: len(raw) // _RECORD.size * _RECORD.size])]
-    return [each if each.kind in range(len(ACTIVITIES)) else NOWHERE for each in found]
+    return [each if _is_sound(each) else NOWHERE for each in found]
+
+
+def _is_sound(found: Position) -> bool:
+    """Whether a rank could have written this: what damage or somebody else wrote is no position."""
+    counts = 0 <= found.step < 2**53 and 0 <= found.counter < 2**53 and found.pid >= 0
+    return counts and found.kind in range(len(ACTIVITIES)) and 0 <= found.time < 1e11 and abs(found.busy_seconds) < 1e11
 
 
 def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> str:

@@ -1,23 +1,25 @@
 """The state of a run from outside: counters, calls and events of its ranks, whether it lives or not."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.json_lines import read_jsonl
+from fourfold.config.errors import shortened
+from fourfold.config.run_rows import read_rows
 from fourfold.launch.machine import num_cuda_devices, transport_of
-from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.shown import resolve_shown
 from fourfold.runtime.progress import ENDED, Position, read_positions, this_host
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.observation import process_state
 from fourfold.supervise.tracebacks import native_traceback, read_tracebacks
 
 _LOOK_SECONDS = 1.0
-_SHOWN_CALLS, _SHOWN_EVENTS = 4, 6
+_SHOWN_CALLS, _SHOWN_EVENTS, _SHOWN_LETTERS = 4, 6, 2_000
 _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced", "Z": "has ended"}
 
 
@@ -60,16 +62,16 @@ def diagnose(path: Path, trust: bool = False) -> Diagnosis:
     code that the run names. Raises `UserError` where no rank has reported yet."""
     folder = RunFolder(path)
     config = folder.require_config(trust)
-    before = read_positions(path)
-    if not before:
+    if not read_positions(path):
         raise UserError(f"{path}: no rank has reported yet; what works: the folder of a run that is training or was")
-    cuda_devices = num_cuda_devices(config)
-    resolved = resolve_run(config, None, config.model.vocab_size, transport_of(config, cuda_devices))
+    resolved = resolve_shown(config, transport_of(config, num_cuda_devices(config)))
+    ranks = resolved.layout.world_size
+    before = read_positions(path, ranks=ranks)
     states = process_states(before)
     alive = any(state not in ("", "Z") for state in states)
     if alive:
         time.sleep(_LOOK_SECONDS)
-    positions = read_positions(path) or before
+    positions = read_positions(path, ranks=ranks) or before
     states = process_states(positions)
     moving = any(p.place != q.place for p, q in zip(positions, before, strict=False))
     pids = {rank: p.pid for rank, p in enumerate(positions) if states[rank]}
@@ -79,14 +81,16 @@ def diagnose(path: Path, trust: bool = False) -> Diagnosis:
     ended = all(p.kind == ENDED for p in positions)
     verdict = blame.verdict(seen) if alive and not moving and not ended else None
     reports = tuple(_report(blame, rank, seen) for rank in range(len(seen)))
-    events = [row for row in read_jsonl(folder.events) if row.get("event") in ("failure", "restart", "straggler")]
+    shown = (row for row in read_rows(folder.events) if row.get("event") in ("failure", "restart", "straggler"))
+    events = deque(shown, _SHOWN_EVENTS)
     chain = tuple(blame.chain(seen)) if verdict is not None else ()
-    return Diagnosis(alive, moving, reports, verdict, chain, tuple(events[-_SHOWN_EVENTS:]))
+    return Diagnosis(alive, moving, reports, verdict, chain, tuple(events))
 
 
 def process_states(positions: Sequence[Position]) -> list[str]:
     """The state of every rank's process, by the letter of /proc; empty where it does not live on this machine."""
-    return [process_state(p.pid) if p.host == this_host() and _is_rank(p.pid) else "" for p in positions]
+    here = this_host()
+    return [process_state(p.pid) if p.host == here and _is_rank(p.pid) else "" for p in positions]
 
 
 def _is_rank(pid: int) -> bool:
@@ -138,9 +142,9 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
     if found.events:
         lines += ["", "events"]
     for event in found.events:
-        clock = time.strftime("%H:%M:%S", time.localtime(event.get("time", 0.0)))
-        rank = f" rank {event['rank']}" if "rank" in event else ""
-        message = event.get("message") or ""
+        clock = time.strftime("%H:%M:%S", time.localtime(event.get("time") or 0.0))
+        rank = f" rank {shortened(event['rank'])}" if "rank" in event else ""
+        message = "\n    ".join(str(event.get("message") or "")[:_SHOWN_LETTERS].splitlines())
         at = f" at step {event['step']}" if event.get("step") is not None else ""
         lines.append(f"  {clock} {event['event']}{rank}{at}{': ' if message else ''}{message}")
     return lines

@@ -76,11 +76,13 @@ class SaveAdvice:
 
 
 def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], now: float) -> MeasuredGoodput:
-    """From a run's events, in order, and its metrics. `now`: Unix time at which a run in progress is looked at; for one that ended,
-    that of its last event."""
-    rows = list(rows)
-    steps = {int(row["step"]): float(row["step_seconds"]) for row in rows if row.get("step_seconds") is not None}
-    copies = {int(row["step"]): float(row["memory_copy_seconds"]) for row in rows if "memory_copy_seconds" in row}
+    """From a run's events, in order, and its metrics, as `clean_row` gives both. `now`: Unix time at which a run in progress
+    is looked at; for one that ended, that of its last event."""
+    steps, copies = dict[int, float](), dict[int, float]()
+    for row in rows:
+        if row.get("step") is not None and row.get("step_seconds") is not None:
+            steps[row["step"]] = float(row["step_seconds"])
+            copies[row["step"]] = float(row.get("memory_copy_seconds") or 0.0)
     found = MeasuredGoodput()
     spans = _spans(events, now)
     for index, span in enumerate(spans):

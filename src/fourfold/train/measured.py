@@ -1,21 +1,24 @@
 """One rank's measurements of its latest steps, by kind of instruction: a file of the run folder that `fourfold report` reads."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import unwritable
+from fourfold.config.run_rows import finite_number
 from fourfold.config.whole_file import write_whole
 from fourfold.program import Program, digest
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.view import RankView
 
 FOLDER = "measured"
+_MOST_FILES, _LEAST_SECONDS = 2**18, 1e-12
+"""Files that are read at most; no step takes less time, so that a rate is a number."""
 
 
 class Timed(Protocol):
@@ -137,24 +140,24 @@ def write_measured(folder: Path, measured: RankMeasured) -> None:
 def read_measured(folder: Path) -> list[RankMeasured]:
     """Reads the files of all ranks, in the order of ranks. Other files are left out. Empty where there are none."""
     found = []
-    for path in sorted((folder / FOLDER).glob("rank-*.json")):
+    for path in sorted(islice((folder / FOLDER).glob("rank-*.json"), _MOST_FILES)):
         try:
             found.append(_parse(json.loads(path.read_bytes())))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
-    return sorted(found, key=lambda each: each.rank)
+    return sorted((each for each in found if each.rank < each.world_size), key=lambda each: each.rank)
 
 
 def _parse(table: dict[str, Any]) -> RankMeasured:
     line, peak = table["timeline"], table["peak_memory_bytes"]
     return RankMeasured(
         rank=_count(table["rank"]),
-        world_size=_count(table["world_size"]),
+        world_size=_count(table["world_size"]) or 1,
         device=str(table["device"]),
         program=str(table["program"]),
         steps=_count(table["steps"]),
         last_step=_count(table["last_step"]),
-        step_seconds=_seconds(table["step_seconds"]),
+        step_seconds=max(_LEAST_SECONDS, _seconds(table["step_seconds"])),
         kinds={str(k): KindTime(_count(v["count"]), _seconds(v["seconds"])) for k, v in table["kinds"].items()},
         sent_bytes={str(axes): _count(size) for axes, size in table["sent_bytes"].items()},
         peak_memory_bytes=None if peak is None else _count(peak),
@@ -165,12 +168,13 @@ def _parse(table: dict[str, Any]) -> RankMeasured:
 
 
 def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
         raise ValueError(value)
     return value
 
 
 def _seconds(value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+    number = finite_number(value)
+    if number is None or number < 0:
         raise ValueError(value)
-    return float(value)
+    return number

@@ -20,7 +20,7 @@ from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
 from fourfold.model.rope_tables import rope_tables
-from fourfold.model.spec import build_segments
+from fourfold.model.spec import ParameterSpec, build_segments
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
 from fourfold.train.state import saved_steps
 
@@ -33,7 +33,7 @@ class Generator:
         segments = build_segments(model)
         units = {}
         for unit in (unit for segment in segments for unit in segment.own):
-            flat = torch.cat([reader.get(spec.name).float().reshape(-1) for spec in unit.parameters])
+            flat = torch.cat([_read(reader, spec).float().reshape(-1) for spec in unit.parameters])
             units[unit.name] = FlatUnit(unit.parameters, flat, flat)
         self._weights = [bind_weights(segment, model, units) for segment in segments]
         names = [balance_bias_extra(segment.layer or 0) for segment in segments if segment.kind == "block"]
@@ -56,6 +56,26 @@ class Generator:
         return head_logits(env, x[-1:], head)[0]
 
 
+def _read(reader: ParameterReader, spec: ParameterSpec) -> torch.Tensor:
+    """A parameter. Raises `RunFailure` where the checkpoint is of another model."""
+    if (there := reader.shapes.get(spec.name)) != spec.shape:
+        found = f"of {list(there)}" if there is not None else "nowhere"
+        raise RunFailure(
+            f"{reader.path}: holds {spec.name} {found}, run.toml says {list(spec.shape)}; put the run's own run.toml back"
+        )
+    return reader.get(spec.name)
+
+
+def _prepared(path: Path) -> str:
+    """The description of the run's data. Raises `RunFailure`."""
+    try:
+        return str(json.loads(path.read_bytes())["prepared"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise RunFailure(
+            f"{path}: does not say where the run's data are ({error!r:.80}); train the run on, which mends it"
+        ) from None
+
+
 def generate(
     run: Path,
     prompt: str,
@@ -75,7 +95,7 @@ def generate(
     reader = newest_readable(saved_steps(config, run), report)
     if reader is None:
         raise RunFailure(f"{run}: has no checkpoint that can be read; let the run reach its next save")
-    prepared = open_prepared(json.loads((run / "data.json").read_text())["prepared"])
+    prepared = open_prepared(_prepared(run / "data.json"))
     tokenizer = prepared.load_tokenizer()
     generator = Generator(model, reader)
     rng = torch.Generator().manual_seed(seed)
@@ -83,6 +103,10 @@ def generate(
     start = len(ids)
     for _ in range(tokens):
         logits = generator.next_logits(torch.tensor(ids[-config.batch.sequence_length :]))[: tokenizer.vocab_size]
+        if not torch.isfinite(logits).all():
+            raise RunFailure(
+                f"{reader.path}: the model's logits are not finite; train another run with a smaller optimizer.lr"
+            )
         if temperature == 0:
             chosen = int(logits.argmax())
         else:

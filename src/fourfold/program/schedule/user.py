@@ -7,6 +7,7 @@ from typing import Any
 
 from fourfold.config import UserError
 from fourfold.config.errors import attribute_of, error_text
+from fourfold.config.whole_file import bounded
 from fourfold.program.schedule.check import check_orders
 from fourfold.program.schedule.compute import Compute, Orders
 from fourfold.program.schedule.record import MemoryLimit, Schedule, loop_placement
@@ -14,6 +15,7 @@ from fourfold.program.schedule.text import parse_orders, parse_token
 from fourfold.program.schedule.times import StageTimes
 
 FILE, PYTHON = "file:", "python:"
+_MOST_BYTES = 8 * 2**20
 
 
 def is_user_schedule(name: str) -> bool:
@@ -91,8 +93,8 @@ def _read(schedule: str) -> str:
             f"'rank R: F0.0 ...' for every pipeline rank; a value that works: '1f1b'"
         )
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        return bounded(path, _MOST_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
         raise UserError(
             f"layout.schedule = {schedule!r}: cannot be read: {error}; what works: a UTF-8 text file"
         ) from None
