@@ -65,7 +65,9 @@ def spoiled_folders(folder: Path, seed: int, each: int = 2) -> list[Spoiled]:
         name = str(path.relative_to(folder))
         if path.suffix in (".html", ".log", ".tracebacks") or path.name in ("trace.json", ".lock", ".fence"):
             continue
-        found += [Spoiled(f"{name} is {content[:12]!r}", _content(name, content)) for content in draw.sample(BYTES, each)]
+        found += [
+            Spoiled(f"{name} is {content[:12]!r}", _content(name, content)) for content in draw.sample(BYTES, each)
+        ]
         found += [Spoiled(f"{name} is missing", lambda run, name=name: (run / name).unlink())]  # type: ignore[misc]
         if path.name in ROWS:
             rows = [json.loads(line) for line in path.read_text().splitlines()]
