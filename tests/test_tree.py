@@ -30,7 +30,6 @@ SHORT = {
     "config/section.py": "what the schema and the optimizers both stand on",
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
-    "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
     "cost/masks.py": "one formula, which prices and the reader of published rows share",
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
     "fused/losses.py": "cross-entropy beside Triton, which is imported only where its kernels run",

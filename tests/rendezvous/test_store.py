@@ -1,6 +1,7 @@
 """The store serves the ranks of its run, and whoever does not know the secret changes and learns nothing."""
 
 import os
+import resource
 import socket
 import struct
 import threading
@@ -15,6 +16,7 @@ from fourfold.config import RunFailure
 from fourfold.rendezvous.frames import FROM_CLIENT, HEAD_BYTES, MAX_FRAME_BYTES, FrameCodec, new_secret, proof
 from fourfold.rendezvous.server import StoreServer
 from fourfold.rendezvous.store import SecretStore
+from fourfold.rendezvous.strangers import HELLO_SECONDS, Strangers, most_strangers
 
 SHORT = timedelta(seconds=0.2)
 
@@ -195,3 +197,73 @@ def test_it_listens_where_it_is_told_and_nowhere_else(server: StoreServer) -> No
     taken.close()
     with pytest.raises(RunFailure, match=r"192\.0\.2\.1: the run's ranks cannot meet .* MASTER_ADDR"):
         StoreServer(["192.0.2.1"])
+
+
+@pytest.fixture
+def crowded() -> Iterator[StoreServer]:
+    """A server whose line of strangers is short."""
+    server = StoreServer()
+    server._strangers = Strangers(most=8)
+    server.start()
+    yield server
+    server.close()
+
+
+def stranger_of(server: StoreServer, address: str = "127.0.0.1") -> socket.socket:
+    """A connection from an address of this machine that has read its challenge, and says nothing."""
+    stranger = socket.create_connection((server.host, server.port), timeout=20, source_address=(address, 0))
+    assert len(stranger.recv(32)) == 32
+    return stranger
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the server keeps it: nothing has come that says otherwise."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_a_rank_comes_in_at_its_first_try_however_many_strangers_wait(
+    crowded: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = store_of(crowded)
+    before.set("k", "v")
+    strangers = [stranger_of(crowded) for _ in range(3 * 8)]
+    monkeypatch.setattr("fourfold.rendezvous.connection.time.sleep", lambda _: pytest.fail("it had to try again"))
+    assert store_of(crowded).get("k") == b"v"
+    assert before.get("k") == b"v", "a rank that has proved itself keeps its connection"
+    found = [is_open(each) for each in strangers]
+    assert sum(found) == 7, "the line is as long as it may be, and the rank that came last was in it"
+    assert found == sorted(found), "the oldest were closed"
+    assert len(crowded._strangers) == 7
+    for each in strangers:
+        each.close()
+
+
+def test_strangers_of_one_address_cost_no_other_its_place(crowded: StoreServer) -> None:
+    """Also one that is slow to prove itself."""
+    store, slow = store_of(crowded), stranger_of(crowded)
+    strangers = [stranger_of(crowded, "127.0.0.2") for _ in range(20)]
+    assert not store.check(["k"])  # the server has done all that came before
+    assert is_open(slow)
+    assert sum(map(is_open, strangers)) == 7
+    for each in (slow, *strangers):
+        each.close()
+
+
+def test_the_line_is_a_part_of_what_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accepting fails for a second where a process can open nothing more."""
+    for limit, most in ((64, 16), (1024, 256), (1 << 20, 1024), (resource.RLIM_INFINITY, 1024)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert most_strangers() == most
+
+
+def test_a_stranger_that_says_nothing_is_closed(crowded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fourfold.rendezvous.strangers.HELLO_SECONDS", 0.0)
+    with stranger_of(crowded) as stranger:
+        assert is_ended(stranger)
+    assert HELLO_SECONDS <= 5

@@ -23,11 +23,11 @@ from fourfold.rendezvous.frames import (
     new_secret,
     proof,
 )
+from fourfold.rendezvous.strangers import Strangers
 from fourfold.rendezvous.values import Values
 
-_HANDSHAKE_SECONDS = 10.0
-_MAX_STRANGERS = 256
-"""Connections that have yet to prove that they know the secret; one more is closed at once."""
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
 
 
 class StoreServer:
@@ -46,7 +46,7 @@ class StoreServer:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_tell_defects)
         self._values = Values(self._loop)
-        self._strangers: set[_Peer] = set()
+        self._strangers = Strangers()
         self._ended = asyncio.Event()
         serve = self._loop.run_until_complete
         self._thread = threading.Thread(target=lambda: serve(self._serve()), name="rendezvous", daemon=True)
@@ -80,6 +80,7 @@ class StoreServer:
     async def _serve(self) -> None:
         for listener in self._sockets:
             await self._loop.create_server(lambda: _Peer(self.secret, self._values, self._strangers), sock=listener)
+            listener.listen(_BACKLOG)  # the loop's own is shorter
         await self._ended.wait()
         self._values.close()
 
@@ -93,7 +94,7 @@ def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 class _Peer(asyncio.Protocol):
     """One connection. Whatever a stranger sends, only its own connection ends."""
 
-    def __init__(self, secret: bytes, values: Values, strangers: "set[_Peer]") -> None:
+    def __init__(self, secret: bytes, values: Values, strangers: Strangers) -> None:
         self._secret, self._values, self._strangers = secret, values, strangers
         self._codec: FrameCodec | None = None
         self._buffer = bytearray()
@@ -102,16 +103,12 @@ class _Peer(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._challenge = transport, challenge()
         self._values.connections.add(transport)
-        if len(self._strangers) >= _MAX_STRANGERS:
-            transport.abort()
-            return
-        self._strangers.add(self)
-        self._deadline = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, transport.abort)
+        self._strangers.add(transport)
         transport.write(self._challenge)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._values.connections.discard(self._transport)
-        self._strangers.discard(self)
+        self._strangers.remove(self._transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -142,8 +139,7 @@ class _Peer(asyncio.Protocol):
         """Lets in who knows the secret."""
         challenges = self._challenge + answer[:CHALLENGE_BYTES]
         check_proof(self._secret, FROM_CLIENT, challenges, answer[CHALLENGE_BYTES:])
-        self._deadline.cancel()
-        self._strangers.discard(self)
+        self._strangers.remove(self._transport)
         self._transport.write(proof(self._secret, FROM_SERVER, challenges))
         self._codec = FrameCodec(self._secret, challenges, FROM_SERVER)
 
@@ -163,7 +159,7 @@ def _listen(host: str, port: int) -> socket.socket:
             if port == 0:
                 raise
             listener.bind((address, 0))
-        listener.listen(1024)
+        listener.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:
         if (cure := open_files_advice(error)) is not None:
             raise RunFailure(f"{host}: cannot listen ({error}); {cure}") from None
