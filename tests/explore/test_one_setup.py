@@ -186,17 +186,17 @@ def test_a_server_that_starts_again_goes_on(browser: Any, tmp_path: Path) -> Non
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def start() -> subprocess.Popen[str]:
+    def start() -> tuple[subprocess.Popen[str], str]:
         command = [sys.executable, "-m", "fourfold", "explore", "--no-browser", "--port", str(port)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path)
         assert process.stdout is not None
-        assert "http" in process.stdout.readline()
-        return process
+        return process, re.findall(r"http://\S+", process.stdout.readline())[0]
 
-    server = start()
-    tab = browser.new_page()
+    server, printed = start()
+    context = browser.new_context()
+    tab = context.new_page()
     try:
-        tab.goto(f"http://127.0.0.1:{port}/{place(EIGHT)}")
+        tab.goto(f"{printed}{place(EIGHT)}")
         tab.wait_for_selector("[aria-busy=false] h1")
         before = figure(tab, "step")
         server.terminate()
@@ -204,11 +204,14 @@ def test_a_server_that_starts_again_goes_on(browser: Any, tmp_path: Path) -> Non
         tab.evaluate("hash => { location.hash = hash }", place({**EIGHT, "batch.global_sequences": "128"}))
         tab.wait_for_selector("p.warn:has-text('It is asked again and again')")
         assert "cannot run" not in tab.locator("body").inner_text()
-        server = start()
+        server, printed = start()
+        other = context.new_page()
+        other.goto(printed)  # as the person does, or the command
+        other.close()
         until(tab, f"document.querySelector('[data-figure=step]').innerText !== {json.dumps(before)}")
         assert tab.locator("p.warn").count() == 0
     finally:
-        tab.close()
+        context.close()
         server.terminate()
         server.wait()
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import httpx
 import pytest
 from pydantic import TypeAdapter
 
@@ -25,7 +24,7 @@ from fourfold.report.comparison import compare
 from tests.explore.test_pages import violations
 from tests.explore.test_strategy import saved, until
 from tests.report.test_comparison import CLUSTER, as_predicted
-from tests.support.explore_server import Watched, address_now, needs_page, running, watching
+from tests.support.explore_server import Watched, address_now, client_of, needs_page, running, watching
 from tests.support.one_state import check_one_state
 from tests.support.waiting import until as happens
 
@@ -116,7 +115,7 @@ def test_a_run_shows_one_state(browser: Any, run_address: str) -> None:
 
 
 def test_the_documents_have_their_types(run_address: str) -> None:
-    client = httpx.Client(base_url=run_address, timeout=None)
+    client = client_of(run_address)
     for name in ("run", "metrics", "comparison"):
         TypeAdapter(SCHEMAS[name]).validate_json(client.post(f"/api/{name}", json={}, timeout=60).content, strict=True)
 
@@ -228,7 +227,7 @@ def test_what_is_saved_opens_again(opened: Watched, folder: RunFolder) -> None:
     ],
 )
 def test_no_request_names_a_folder(run_address: str, body: dict, status: int) -> None:
-    client = httpx.Client(base_url=run_address, timeout=None)
+    client = client_of(run_address)
     answer = client.post("/api/run", json=body)
     assert answer.status_code == status
     for name in ("comparison", "metrics"):
@@ -239,9 +238,9 @@ def test_no_request_names_a_folder(run_address: str, body: dict, status: int) ->
 def test_without_a_folder_the_page_says_how_to_open_one(watched: Watched) -> None:
     watched.open("#/run")
     watched.tab.wait_for_selector("text=no run is open")
-    answer = httpx.post(watched.address + "api/comparison", json={"folder": "/etc"})
+    answer = client_of(watched.address).post("/api/comparison", json={"folder": "/etc"})
     assert answer.status_code == 422
-    assert "refused" in httpx.post(watched.address + "api/comparison", json={}, timeout=60).json()
+    assert "refused" in client_of(watched.address).post("/api/comparison", json={}).json()
 
 
 def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_right(
@@ -256,7 +255,7 @@ def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_ri
         os.mkfifo(folder.metrics)
         found.tab.wait_for_selector("text=is no file")
         assert figure(found.tab, "loss") == "3.1000", "the last answer stays"
-        client = httpx.Client(base_url=found.address, timeout=None)
+        client = client_of(found.address)
         assert client.post("/api/simulate", json={"run": "preset:llama3-70b"}).status_code == 200
         folder.metrics.unlink()
         folder.metrics.symlink_to("/etc/passwd")
@@ -324,7 +323,7 @@ def test_a_run_that_trains_is_followed_to_its_end_and_beyond(browser: Any, tmp_p
             until(tab, f"{steps} > {stopped}")
             rows = [json.loads(line)["step"] for line in folder.metrics.read_text().rpartition("\n")[0].splitlines()]
             assert rows == list(range(len(rows)))
-            table = httpx.post(found.address + "api/metrics", json={}, timeout=None).json()["steps"]
+            table = client_of(found.address).post("/api/metrics", json={}).json()["steps"]
             assert table == list(range(len(table))), "no step is lost or told twice"
     finally:
         process.terminate()
@@ -347,7 +346,7 @@ def test_without_a_name_the_newest_run_below_runs_is_shown(tmp_path: Path) -> No
     assert newest_run(runs) == runs / "new"
     assert newest_run(tmp_path / "nowhere") is None
     with running(folder=tmp_path) as address:
-        found = httpx.post(f"{address}api/run", json={}, timeout=60).json()
+        found = client_of(address).post("/api/run", json={}).json()
         assert found["name"] == "new"
     with running() as address:
-        assert "no run is open" in httpx.post(f"{address}api/run", json={}, timeout=60).text
+        assert "no run is open" in client_of(address).post("/api/run", json={}).text

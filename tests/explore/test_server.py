@@ -18,7 +18,7 @@ import pytest
 
 from fourfold.cli.explore import listening_socket
 from fourfold.explore.pool import Superseded, WorkerPool
-from tests.support.explore_server import needs_page, running
+from tests.support.explore_server import client_of, cookies_of, needs_page, running
 
 SMALL = {
     "overrides": {"model.preset": "smollm2-135m", "batch.global_sequences": 16, "batch.sequence_length": 512},
@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 
 @pytest.fixture
 def client(address: str) -> httpx.Client:
-    return httpx.Client(base_url=address, timeout=None)
+    return client_of(address)
 
 
 def in_own_loop(scenario: Coroutine[Any, Any, Found]) -> Found:
@@ -101,11 +101,11 @@ def test_a_malformed_request_is_refused_in_a_sentence(client: httpx.Client, cont
 
 
 def test_a_body_without_an_end_is_not_collected(address: str) -> None:
-    place = urlsplit(address)
+    place, cookie = urlsplit(address), "; ".join("=".join(pair) for pair in cookies_of(address).items())
     with socket.create_connection((place.hostname, place.port), timeout=20) as raw:
         raw.sendall(
             f"POST /api/simulate HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
-            "Transfer-Encoding: chunked\r\n\r\n".encode()
+            f"Cookie: {cookie}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
         with suppress(OSError):  # the server closes
             for _ in range(64):
@@ -126,7 +126,9 @@ def test_many_requests_at_once(address: str, client: httpx.Client, number: int) 
 
     async def all_at_once() -> list[int]:
         limits = httpx.Limits(max_connections=number)
-        async with httpx.AsyncClient(base_url=address, limits=limits, timeout=None) as many:
+        async with httpx.AsyncClient(
+            base_url=address, limits=limits, cookies=cookies_of(address), timeout=None
+        ) as many:
 
             async def one(window: int) -> int:
                 body = SMALL | {"overrides": SMALL["overrides"] | {"optimizer.lr": 1e-4 + window * 1e-7}}
@@ -196,24 +198,6 @@ def test_a_process_that_dies_is_replaced() -> None:
         return outcomes
 
     assert in_own_loop(scenario()) == ["superseded", "done"]
-
-
-def test_another_address_needs_the_token() -> None:
-    needs_page()
-    with running("--host", "0.0.0.0") as printed:
-        place = urlsplit(printed)
-        base = f"http://127.0.0.1:{place.port}"
-        host = {"Host": place.netloc}
-        with httpx.Client(base_url=base, headers=host, timeout=None) as stranger:
-            assert stranger.get("/").status_code == 401
-            assert stranger.get("/?token=x").status_code == 401
-            assert stranger.post("/api/simulate", json=SMALL).status_code == 401
-            entered = stranger.get(f"/?{place.query}")
-            assert entered.status_code == 303
-            token = entered.headers["set-cookie"].partition(";")[0]
-            assert "HttpOnly" in entered.headers["set-cookie"]
-            assert stranger.get("/", headers={"Cookie": token}).status_code == 200
-            assert stranger.post("/api/simulate", json=SMALL, headers={"Cookie": token}).json()["fits"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fourfold.explore.server import PAGE
@@ -25,9 +26,46 @@ FLAGS = (
 )  # fmt: skip
 
 
+_COOKIES: dict[str, dict[str, str]] = {}
+"""By address: the cookie that the page's own address gives."""
+
+
+def without_token(printed: str) -> str:
+    """The address that a browser shows once it has entered."""
+    entered = httpx.get(printed, timeout=None)
+    assert entered.status_code == 303, entered.text
+    found = re.sub(r"\?token=[\w-]+", "", printed)
+    _COOKIES[found.partition("#")[0]] = dict(entered.cookies)
+    return found
+
+
+def cookies_of(address: str) -> dict[str, str]:
+    """The cookie of a running server."""
+    return _COOKIES[address.partition("#")[0]]
+
+
+def client_of(address: str) -> httpx.Client:
+    """A client that is let in."""
+    return httpx.Client(base_url=address.partition("#")[0], cookies=cookies_of(address), timeout=None)
+
+
+def enter(context: Any, address: str) -> None:
+    """Lets a browser's context in, where the address is a server's."""
+    cookies = _COOKIES.get(address.partition("#")[0], {})
+    context.add_cookies([{"name": name, "value": value, "url": address} for name, value in cookies.items()])
+
+
 @contextmanager
 def running(*arguments: str, folder: Path | None = None) -> Iterator[str]:
-    """Starts the command on a free port, in a folder, by default one without runs; gives the address that it prints."""
+    """Starts the command on a free port, in a folder, by default one without runs; gives the address that it prints, without the
+    token: `client_of` and `watching` are let in."""
+    with printed_by(*arguments, folder=folder) as printed:
+        yield without_token(printed)
+
+
+@contextmanager
+def printed_by(*arguments: str, folder: Path | None = None) -> Iterator[str]:
+    """Starts the command on a free port; gives the address that it prints."""
     command = [sys.executable, "-m", "fourfold", "explore", *arguments, "--no-browser", "--port", "0"]
     empty = tempfile.TemporaryDirectory()
     process = subprocess.Popen(
@@ -75,6 +113,7 @@ def watching(browser: Any, address: str, **options: Any) -> Iterator[Watched]:
     context = browser.new_context(viewport={"width": 1360, "height": 900}, **options)
     if address.startswith("http"):
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
+    enter(context, address)
     context.set_default_timeout(240_000)  # just under the limit of a test, so that it says what never came
     tab = context.new_page()
     found = Watched(tab, address)

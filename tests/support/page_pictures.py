@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.explore_server import enter
+
 FOLDER = Path(__file__).parents[1] / "explore" / "pictures"
 THEMES = ("light", "dark")
 SIZE = {"width": 1360, "height": 900}
@@ -83,6 +85,7 @@ def taken(browser: Any, address: str, name: str, theme: str, style: str = "") ->
     """A picture of a place as it looks now. `style`: rules that are added to the page's."""
     place = PLACES[name]
     context = browser.new_context(viewport=SIZE, color_scheme=theme, reduced_motion="reduce", bypass_csp=True)
+    enter(context, address)
     tab = context.new_page()
     tab.goto(address + place.address)
     tab.wait_for_selector(place.ready, timeout=60_000)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import secrets
 import socket
 import threading
 import webbrowser
@@ -15,7 +14,7 @@ from fourfold.config.errors import require_files
 
 RUNS = Path("runs")
 """The folder of runs that state none, below the current one."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::", "")
 _FILES = 64
 """The processes that compute, and the connections of some browsers."""
 
@@ -23,7 +22,8 @@ _FILES = 64
 def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0.1", no_browser: Flag = False) -> int:
     """Open a page in the browser: change model, cluster and layout, and see memory, time and communication at once.
 
-    Everything is computed by this command; nothing leaves the machine. Ctrl-C ends it.
+    Everything is computed by this command; nothing leaves the machine. The address has a token: without it nobody, no other user
+    of this machine either, is answered. Ctrl-C ends it.
 
     Parameters
     ----------
@@ -33,14 +33,14 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     port
         The port to listen on. 0: any that is free.
     host
-        The address to listen on. Others than this machine's own need the token that is printed.
+        The address to listen on; 0.0.0.0: every address of this machine, for other machines too. Nothing is encrypted.
     no_browser
         Print the address and open no browser.
     """
     from fourfold.launch.machine import require_packages
 
     require_packages("explore", "starlette", "uvicorn", extra="explore")
-    from fourfold.explore.server import Settings, serve
+    from fourfold.explore.server import LOOPBACK, Settings, serve
     from fourfold.launch.run_folder import RunFolder
     from fourfold.report.page_file import NOT_BUILT, is_built
     from fourfold.report.run_files import check_files
@@ -59,15 +59,25 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
         folder = newest_run(RUNS)
     listener = listening_socket(host, port)
     chosen = int(listener.getsockname()[1])
-    token = None if host in LOOPBACK else secrets.token_urlsafe(24)
-    name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{chosen}/{'' if token is None else f'?token={token}'}{fragment}"
-    shown = "" if folder is None else f"the page Run shows {folder}\n"
-    print(f"fourfold explore: {address}\n{shown}Ctrl-C ends it", flush=True)
+    settings = Settings(host, chosen, run=folder)
+    lines = [f"fourfold explore: {settings.address(settings.token)}{fragment}"]
+    if host in EVERYWHERE:
+        lines.append(f"other machines:   {settings.address(settings.token, own_address(host))}{fragment}")
+    lines += [] if folder is None else [f"the page Run shows {folder}"]
+    print("\n".join([*lines, "Ctrl-C ends it"]), flush=True)
     if not no_browser:
-        threading.Timer(0.2, webbrowser.open, [address]).start()
-    serve(Settings(host, chosen, token, folder), listener)
+        threading.Timer(0.2, webbrowser.open, [settings.address(settings.ticket) + fragment]).start()
+    serve(settings, listener)
     return 0
+
+
+def own_address(host: str) -> str:
+    """The address by which other machines most likely reach this one; its name where it has no way out."""
+    family, anywhere = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((anywhere, 9))  # sends nothing: it asks the kernel for the way
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
 
 
 def newest_run(runs: Path) -> Path | None:
@@ -105,7 +115,10 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises `UserError` where the port is taken."""
     try:
         found = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=2048,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
         # an answer's body does not wait for the receipt of its head, which the browser sends 40 ms late
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fourfold.config import RunFailure, UserError
+from fourfold.explore.connections import BoundedProtocol
 from fourfold.explore.documents import DOCUMENTS
-from fourfold.explore.guard import Guard
+from fourfold.explore.guard import Guard, new_token
 from fourfold.explore.pool import Superseded, WorkerPool
 from fourfold.explore.run import KEYS, RunAnswers
 from fourfold.explore.setup import Malformed
@@ -26,28 +27,41 @@ from fourfold.launch.machine import num_cores
 from fourfold.report.page_file import DIST as PAGE
 
 SEARCH = "plan"
-WARM, KEPT, MOST_CONNECTIONS = 2, 400, 2000
-"""Processes that compute; answers that are kept, since a person goes back and forth; connections beyond which 503 is said."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+WARM, KEPT = 2, 400
+"""Processes that compute; answers that are kept, since a person goes back and forth."""
 JSON = "application/json"
+
+
+def bracketed(host: str) -> str:
+    """The host as an address names it."""
+    return f"[{host}]" if ":" in host else host
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the server listens. `token`: needed by every request where the address is not the loopback one. `run`: the folder of
-    the run that is shown."""
+    """Where the server listens. `token`: needed by every request; `ticket`: brings it to the browser that is opened, once. `run`:
+    the folder of the run that is shown."""
 
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK[0]
     port: int = 4404
-    token: str | None = None
+    token: str = field(default_factory=new_token)
+    ticket: str = field(default_factory=new_token)
     run: Path | None = None
     workers: int = max(WARM, min(4, num_cores()))
 
     @property
-    def hosts(self) -> set[str]:
-        """Values of `Host` that are answered."""
-        names = {self.host, "localhost", "127.0.0.1", "[::1]"} if self.token is None else {self.host}
-        bracketed = {f"[{name}]" if ":" in name and name[0] != "[" else name for name in names}
-        return {f"{name}:{self.port}" for name in bracketed} | (bracketed if self.port == 80 else set())
+    def hosts(self) -> set[str] | None:
+        """Values of `Host` that are answered; None: all, since others know this machine by names that it does not know."""
+        if self.host not in LOOPBACK:
+            return None
+        names = {bracketed(name) for name in LOOPBACK}
+        return {f"{name}:{self.port}" for name in names} | (names if self.port == 80 else set())
+
+    def address(self, query: str, host: str | None = None) -> str:
+        """The page's address, by default as this machine itself reaches it. `query`: token or ticket."""
+        everywhere = {"0.0.0.0": LOOPBACK[0], "::": LOOPBACK[-1], "": LOOPBACK[0]}
+        return f"http://{bracketed(host or everywhere.get(self.host, self.host))}:{self.port}/?token={query}"
 
 
 class Answers:
@@ -186,7 +200,7 @@ def create_app(settings: Settings) -> Starlette:
         Route("/api/{name}", documents.answer, methods=["POST"]),
         Mount("/", StaticFiles(directory=PAGE, check_dir=False)),
     ]
-    guard = Middleware(Guard, hosts=settings.hosts, token=settings.token)
+    guard = Middleware(Guard, hosts=settings.hosts, token=settings.token, ticket=settings.ticket, port=settings.port)
     return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
 
 
@@ -195,7 +209,7 @@ def serve(settings: Settings, listening: socket.socket) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        create_app(settings), log_level="warning", limit_concurrency=MOST_CONNECTIONS, timeout_graceful_shutdown=2,
-        server_header=False, h11_max_incomplete_event_size=65_536,
+        create_app(settings), http=BoundedProtocol, ws="none", proxy_headers=False, log_level="error", server_header=False,
+        timeout_graceful_shutdown=2, h11_max_incomplete_event_size=65_536,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])
