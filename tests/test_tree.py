@@ -48,7 +48,6 @@ SHORT = {
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",
     "train/peers.py": "the rule by which a rank's peer is chosen, apart from the copies that go there",
-    "train/waits.py": "what a rank that waits in vain says, in a step and in a save",
 }
 
 
