@@ -132,15 +132,18 @@ def prepare_run(
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
-    if cuda_devices == 0:
-        memory = memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
-    else:
-        memory = device_memory_line(peak, device_memory_bytes())
     missing = prepared.notices() if prepared.left_out().keys() - {"unread_files"} else []
-    before = old if has_begun else None
-    warnings = (*warnings_of(config, resolved.model, before, step, [*missing, *memory]), *notes)
+    before, seen = old if has_begun else None, [*missing, *_memory_lines(resolved, peak, local, cuda_devices)]
+    warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
     tokens = tokens or prepared.fingerprint()
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
+
+
+def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: int) -> list[str]:
+    """That the machine, or a device of it, has less memory than the ranks need."""
+    if cuda_devices > 0:
+        return device_memory_line(peak, device_memory_bytes())
+    return memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
 
 
 def _open_existing(folder: RunFolder) -> PreparedData | None:

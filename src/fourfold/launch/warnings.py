@@ -7,11 +7,11 @@ from fourfold.launch.rates import other_schedule, phases_that_do_not_fit
 
 
 def warnings_of(
-    config: RunConfig, model: ModelConfig, before: RunConfig | None, step: int, memory: Sequence[str] = ()
+    config: RunConfig, model: ModelConfig, before: RunConfig | None, step: int, seen: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """All of them. `before`: the configuration under which the run has made `step` steps; `memory`: what the machine's memory gives
-    cause to say."""
-    found = [*memory, _capacity(model), *phases_that_do_not_fit(config)]
+    """All of them. `before`: the configuration under which the run has made `step` steps; `seen`: lines about its data and the
+    machine's memory."""
+    found = [*seen, _capacity(model), *phases_that_do_not_fit(config)]
     found.append(other_schedule(before, config, step) if before is not None else None)
     return tuple(f"warning: {line}" for line in found if line is not None)
 
