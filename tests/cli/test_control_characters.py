@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 from fourfold.cli.app import COMMANDS
-from fourfold.config.plain_text import PlainStream, own_codes, plain, plain_output
+from fourfold.plain_text import PlainStream, own_codes, plain, plain_output
 from fourfold.report.console import Terminal
 from tests.support.left_run import leave_run
 from tests.support.spoiled import CONTROL
@@ -95,7 +95,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a run whose corpus and events hold control characters, and files that cannot be read because of some."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "a.txt").write_text(f"{CONTROL} {ALL}" * 50)
+    (folder / "corpus" / "a.txt").write_text(
+        f"{CONTROL} {ALL}".replace("\0", "") * 50
+    )  # with zero bytes it were no text
     leave_run(folder)
     events = [
         {

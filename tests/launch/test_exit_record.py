@@ -1,6 +1,7 @@
 """How a rank ended is what it says itself: no exit code, and no line of a log, speaks for it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,10 @@ def test_a_code_that_the_rank_does_not_own_to_has_no_meaning(log: Path, code: in
     assert summarize([left])[1] == 1
     assert summarize([told])[1] == (2 if code == MISTAKEN else 1)
     assert not left.only_noticed
+
+
+def test_logs_that_somebody_deleted_are_no_full_disk(log: Path) -> None:
+    shutil.rmtree(log.parent)
+    failure = describe_failure(1, 1, log)
+    assert not failure.is_final
+    assert failure.message == f"rank 1 ended with exit code 1; its log {log} is gone"

@@ -11,7 +11,6 @@ from typing import Any
 
 from fourfold.api.inputs import Overrides, RunInput, config_of
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
-from fourfold.config.plain_text import plain
 from fourfold.config.run_file import named_code
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
@@ -21,6 +20,7 @@ from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.launch.sizes import RunSizes
 from fourfold.layout.resolve import check_ranks
+from fourfold.plain_text import plain
 from fourfold.rendezvous.ownership import claimed
 from fourfold.report.comparison import compare
 from fourfold.report.console import Terminal, preparing

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fourfold import __version__
-from fourfold.config.plain_text import PlainStream, own_codes, plain_output
+from fourfold.plain_text import PlainStream, own_codes, plain_output
 from fourfold.simulate.collection import without_collection
 
 if TYPE_CHECKING:

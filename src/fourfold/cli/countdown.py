@@ -4,7 +4,7 @@ import sys
 import time
 from types import TracebackType
 
-from fourfold.config.plain_text import own_codes
+from fourfold.plain_text import own_codes
 from fourfold.report.units import format_seconds
 
 _QUIET_SECONDS = 1.0

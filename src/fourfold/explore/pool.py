@@ -18,8 +18,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fourfold.config import RunFailure, UserError
-from fourfold.config.plain_text import PlainStream
 from fourfold.explore.setup import Malformed
+from fourfold.plain_text import PlainStream
 
 MOST_WAITING, MOST_OWNERS = 64, 256
 DEADLINE_SECONDS = 120.0

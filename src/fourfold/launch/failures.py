@@ -115,7 +115,7 @@ def describe_failure(
     if exit_code == 0 or record is not None:
         how = f"rank {rank} ended with exit code {exit_code} in mid-run, as after os._exit({exit_code}); its log: {log}"
         return RankFailure(rank, exit_code, how, "left")
-    log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
+    log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is {'empty' if log.exists() else 'gone'}"
     return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
 
 
@@ -126,12 +126,15 @@ def _stated(text: str) -> str:
 
 
 def _cannot_be_written(log: Path) -> str | None:
-    """Why the folder of a log takes no more text, as on a full disk; None where it does."""
+    """Why the folder of a log takes no more text, as on a full disk; None where it does, or where somebody has deleted the folder,
+    which the next start makes anew."""
     try:
         with tempfile.TemporaryFile(dir=log.parent) as file:
             file.write(bytes(_TAIL_BYTES))
             file.flush()
             os.fsync(file.fileno())
+    except FileNotFoundError:
+        return None
     except OSError as error:
         return error.strerror or str(error)
     return None

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from fourfold.config.plain_text import own_codes, plain
+from fourfold.plain_text import own_codes, plain
 
 
 class Terminal(Console):

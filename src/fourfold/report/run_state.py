@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fourfold.config.plain_text import plain
 from fourfold.config.run_rows import clean_row
+from fourfold.plain_text import plain
 from fourfold.report.follow import Follower
 from fourfold.report.units import format_flops
 from fourfold.supervise.goodput import MeasuredGoodput, goodput
