@@ -153,6 +153,7 @@ def test_every_item_of_every_menu_gives_a_file(watched: Watched, page: str) -> N
         for kind in kinds:
             if not tab.locator(".menu:popover-open").count():
                 opener.click()
+            print(f"saving {names[index]} as {kind}")  # a test that fails says which was not saved
             with tab.expect_download() as download:
                 tab.locator(".menu:popover-open").get_by_role("button", name=kind, exact=True).click()
             assert Path(download.value.path()).stat().st_size > 20, (index, kind)
