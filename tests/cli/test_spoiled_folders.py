@@ -40,6 +40,8 @@ COMMANDS = [
     ["explore"],
 ]
 EVERY = {each[0] for each in COMMANDS}
+PLACES = 20
+"""Places that `make test-rest` changes for each command, of some hundreds."""
 READERS: dict[str, tuple[int, Collection[str]]] = {
     "events.jsonl": (24, ("doctor", "report", "explore")),
     "metrics.jsonl": (16, ("report", "compare", "validate", "explore")),
@@ -133,6 +135,15 @@ def test_a_command_answers_or_says_what_is_wrong(left: Path, fourfold: Callable)
 
 
 @pytest.mark.rest
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_so_does_each_command(command: list[str], left: Path, fourfold: Callable) -> None:
+    changes = random.Random(" ".join(command)).sample(spoiled_folders(left, seed=1, each=1), PLACES)
+    found = [tried(change, command, left, fourfold) for change in changes]
+    assert not list(filter(None, found))
+
+
+@pytest.mark.sweep
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_so_does_each_command_for_each_place(command: list[str], left: Path, fourfold: Callable) -> None:
