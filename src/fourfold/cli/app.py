@@ -174,6 +174,11 @@ def _explained(error: Exception) -> tuple[str, int]:
             return f"{where}{error.strerror or error}; {works}", FAILURE
         case MemoryError():
             return "there is too little memory; use fewer ranks, or smaller data", FAILURE
+        case RuntimeError() if "can't allocate memory" in str(error):  # torch's own of a processor
+            return (
+                f"there is too little memory ({str(error).rpartition('] ')[2]}); use fewer ranks, or smaller data",
+                FAILURE,
+            )
     raise error
 
 

@@ -4,6 +4,7 @@ Such a file is checked before the work, never written over another, there in ful
 """
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +21,20 @@ AS_NEAREST = "model.as_nearest=true"
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One document and nothing else."""
-    print(json.dumps(document, indent=1))
+    """One document and nothing else. What is no number stands as null: files may hold any, and JSON has no NaN."""
+    try:
+        text = json.dumps(document, indent=1, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_without_nan(document), indent=1)
+    print(text)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_pp_rank(pp_rank: int, pp: int) -> None:

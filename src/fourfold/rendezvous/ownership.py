@@ -105,7 +105,7 @@ def require_own(root: Path, own: Owner, is_known: bool = False) -> None:
 def claimed(root: Path, own: Owner, is_known: bool = False) -> Iterator[None]:
     """Makes a folder of checkpoints this run's, and keeps other launches out while the block runs. Where the run's folder was not
     written meanwhile, the word is taken back. Raises `UserError` where the folder is another's, or in use."""
-    if not is_remote(root) and Path(own.folder) in root.absolute().parents:
+    if not is_remote(root) and _is_inside(root, Path(own.folder)):
         if (root / OWNER).exists():  # moved to here
             (root / OWNER).write_text(_text(own), encoding="utf-8")
         yield  # the lock of the run's folder holds it too
@@ -116,6 +116,11 @@ def claimed(root: Path, own: Owner, is_known: bool = False) -> Iterator[None]:
         except OSError as error:
             raise UserError(f"checkpoint.directory = {unwritable(root / OWNER, error)}, or name another") from None
         yield
+
+
+def _is_inside(root: Path, folder: Path) -> bool:
+    """Whether a folder of checkpoints stands in the run's own, by whatever links either is named."""
+    return Path(os.path.realpath(folder)) in Path(os.path.realpath(root)).parents
 
 
 def _take(root: Path, own: Owner, is_known: bool, held: ExitStack) -> None:

@@ -27,7 +27,7 @@ from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
 from fourfold.checkpoint.folders import MANIFEST
 from fourfold.checkpoint.unit_shard import balance_bias_extra
-from fourfold.config import FinalFailure, RunConfig, load_run
+from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
@@ -104,11 +104,23 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 def saved_steps(config: RunConfig, out: Path) -> list[Path]:
     """The folders of saved steps, newest first, where the run saves and where it saved before; of a run without any those that it
     begins from, and of a replay its one."""
-    table = json.loads((out / "data.json").read_text(encoding="utf-8"))
+    table = _data_of(out)
     if "restore_from" in table:  # a replay
         return [place(table["restore_from"])]
     start = config.checkpoint.start_from
     return _own_steps(config, out, table) or (start_paths(place(start)) if start is not None else [])
+
+
+def _data_of(out: Path) -> dict[str, Any]:
+    """The content of a run's `data.json`. Raises `RunFailure`."""
+    file = out / "data.json"
+    try:
+        table = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunFailure(f"{file}: cannot be read ({error!s:.80}); train the run on, which mends it") from None
+    if not isinstance(table, dict):
+        raise RunFailure(f"{file}: holds no table; train the run on, which mends it")
+    return table
 
 
 def start_paths(path: Path) -> list[Path]:
@@ -117,10 +129,10 @@ def start_paths(path: Path) -> list[Path]:
         return [path]
     if (path / "run.toml").is_file():
         try:
-            table = json.loads((path / "data.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            table = _data_of(path)
+        except RunFailure:
             table = {}
-        return _own_steps(load_run(path / "run.toml", as_written=True), path, table if isinstance(table, dict) else {})
+        return _own_steps(load_run(path / "run.toml", as_written=True), path, table)
     return step_folders(path)[::-1]
 
 
