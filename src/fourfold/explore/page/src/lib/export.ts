@@ -150,13 +150,12 @@ export interface Pixels {
  * an image, whose loading a browser may put off for good. */
 export async function pngOf(text: string, over?: Pixels): Promise<Blob> {
   const image = new Image();
-  const loaded = new Promise<void>((resolve, reject) => {
+  // not decode(): that waits for a frame, which a tab that nothing changes in may never draw
+  await new Promise<void>((resolve, reject) => {
     image.onload = () => resolve();
     image.onerror = () => reject(new Error("the picture could not be read"));
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
   });
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
-  // whichever comes first: decode() waits for a frame, which a tab that nothing changes in may never draw
-  await Promise.race([loaded, image.decode()]);
   const canvas = document.createElement("canvas");
   canvas.width = 2 * image.width;
   canvas.height = 2 * image.height;
@@ -166,10 +165,10 @@ export async function pngOf(text: string, over?: Pixels): Promise<Blob> {
   return pngOfCanvas(canvas);
 }
 
-/** At once: `toBlob` waits until the browser has nothing else to do. */
-function pngOfCanvas(canvas: HTMLCanvasElement): Blob {
-  const bytes = atob(canvas.toDataURL("image/png").split(",")[1] ?? "");
-  return new Blob([Uint8Array.from(bytes, (byte) => byte.charCodeAt(0))], { type: "image/png" });
+function pngOfCanvas(canvas: HTMLCanvasElement): Promise<Blob> {
+  return new Promise((resolve, reject) =>
+    canvas.toBlob((blob) => (blob ? resolve(blob) : reject(new Error("the picture could not be made")))),
+  );
 }
 
 /** RFC 4180. */
