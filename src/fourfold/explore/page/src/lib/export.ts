@@ -186,6 +186,11 @@ export function save(name: string, content: Blob | string, kind = "text/plain"):
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;
+  link.hidden = true;
+  document.body.append(link);
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  setTimeout(() => {
+    link.remove();
+    URL.revokeObjectURL(link.href);
+  }, 10_000);
 }
