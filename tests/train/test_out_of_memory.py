@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from fourfold.config import FinalFailure, parse_run
+from fourfold.config.errors import is_out_of_memory
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups
-from fourfold.runtime.device import is_out_of_memory
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.step import StepOutOfMemory
-from fourfold.runtime.units import build_units, share_parameters
+from fourfold.runtime.units import share_parameters
 from fourfold.train.out_of_memory import SAVES_ENOUGH, out_of_memory
-from tests.support.parity_ranks import LINKS, prepare_rank
+from tests.support.parity_ranks import LINKS, initialized_units, prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks
 
@@ -28,11 +27,9 @@ CPU = torch.device("cpu")
 def _told_of_every_instruction(rank: int, table: dict[str, Any], ranks: int) -> list[tuple[str, str]]:
     """For every instruction of a step, that one without memory: its short form, and the failure that comes of it."""
     config, view = prepare_rank(rank, table, ranks)
-    spec, place = view.spec, view.spec.layout.coordinates(rank)
+    spec = view.spec
     groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
-    units = build_units(
-        view, rank, config.optimizer, CPU, lambda flat, i, out: initialize_shard(flat, i, config.run.seed, place, out)
-    )
+    units = initialized_units(config, view, rank)
     share_parameters(spec, units, groups)
     program = lower_step(view)
     batch = global_batch(0, config.batch.global_sequences, config.batch.sequence_length, 96, False)

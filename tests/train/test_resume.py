@@ -156,7 +156,12 @@ def test_no_list_of_errors_decides_what_damage_is(tmp_path: Path, error: Excepti
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), FinalFailure("another version"), torch.OutOfMemoryError("CUDA")], ids=repr
+    "error",
+    [
+        *(MemoryError(), FinalFailure("another version"), torch.OutOfMemoryError("CUDA")),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=repr,
 )
 def test_what_another_checkpoint_does_not_cure_passes_none_over(tmp_path: Path, error: Exception) -> None:
     def restore(path: Path, copy: Any) -> dict[str, int]:

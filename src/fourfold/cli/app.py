@@ -155,7 +155,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     from cyclopts import CycloptsError
 
     from fourfold.cli.usage import usage_message
-    from fourfold.config.errors import UserError, open_files_advice
+    from fourfold.config.errors import UserError, is_out_of_memory, open_files_advice
 
     match error:
         case CycloptsError():
@@ -172,11 +172,10 @@ def _explained(error: Exception) -> tuple[str, int]:
             where = f"{error.filename}: " if error.filename else ""
             works = open_files_advice(error) or "free the disk or name another place"
             return f"{where}{error.strerror or error}; {works}", FAILURE
-        case MemoryError():
-            return "there is too little memory; use fewer ranks, or smaller data", FAILURE
-        case RuntimeError() if "can't allocate memory" in str(error):  # torch's own of a processor
+        case _ if is_out_of_memory(error):
+            said = str(error).rpartition("] ")[2]  # behind the place in torch's own code
             return (
-                f"there is too little memory ({str(error).rpartition('] ')[2]}); use fewer ranks, or smaller data",
+                f"there is too little memory{f' ({said})' if said else ''}; use fewer ranks, or smaller data",
                 FAILURE,
             )
     raise error

@@ -89,6 +89,17 @@ def open_files_advice(error: BaseException | str) -> str | None:
     return f"a process may open {limit} files and sockets here; what works: ulimit -n 65536, or fewer ranks"
 
 
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is told by an allocator: of a device (torch's class, known by its name, since torch may not be there), of
+    the host's memory (a plain `RuntimeError` of torch), or of a library that has its own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)
+
+
 def unwritable(path: object, error: OSError) -> str:
     """The message about a file of a run's folder that cannot be written, with the cure."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

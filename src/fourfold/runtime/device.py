@@ -6,16 +6,8 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 Side = Callable[[], AbstractContextManager[None]]
 """Within the block, work goes to the side stream, after all that the computing stream was given."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is told by an allocator, of a device, of the host's memory, or of a library that has its own."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

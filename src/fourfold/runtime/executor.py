@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from fourfold.config.errors import is_out_of_memory
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model import torch_operations
@@ -19,7 +20,7 @@ from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
-from fourfold.runtime.device import Side, is_out_of_memory, side_stream
+from fourfold.runtime.device import Side, side_stream
 from fourfold.runtime.finite import OwnGradients
 from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.muon import MatrixOptimizer

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from fourfold.checkpoint import DamagedCheckpoint, step_of
 from fourfold.checkpoint.folders import step_folder
 from fourfold.config import FinalFailure, UserError
-from fourfold.config.errors import error_text
+from fourfold.config.errors import error_text, is_out_of_memory
 from fourfold.config.remote_path import place
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.session import RankContext
@@ -21,7 +20,7 @@ Restore = Callable[[Path, MemoryCopy | None], dict[str, Any]]
 `DamagedCheckpoint`."""
 
 
-_NO_DAMAGE = (UserError, MemoryError, torch.OutOfMemoryError, dist.DistError)
+_NO_DAMAGE = (UserError, dist.DistError)
 """Errors of the run, the machine and other ranks, which another checkpoint does not cure."""
 
 
@@ -78,9 +77,9 @@ class Resumption:
             check_info(path, info)
         except DamagedCheckpoint as error:
             problem = error.problem
-        except _NO_DAMAGE:
-            raise
         except Exception as error:  # what a reader that meets other bytes than it expects may raise is not one class
+            if isinstance(error, _NO_DAMAGE) or is_out_of_memory(error):
+                raise
             problem = f"{path} cannot be read ({error_text(error)})"
         context = self._context
         failed = context.least(context.rank if problem else context.world_size)
