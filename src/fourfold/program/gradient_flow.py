@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, FORWARD_OPS, HOST_COPIES, TRANSFERS, Op
+from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, FORWARD_OPS, HOST_COPIES, TRANSFERS, Instruction, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
@@ -25,16 +25,9 @@ _NEEDED = {
     Op.FINISH_BACKWARD: Op.COMBINE_GRADIENT,
 }
 """The all-to-all that brings the rows of a part of a pass."""
-_WRITES_ALL = {
-    Op.BACKWARD: "",
-    Op.BACKWARD_INPUT: Op.BACKWARD_WEIGHT.value,
-    Op.BACKWARD_WEIGHT: "",
-    Op.EXPERTS_BACKWARD: Op.FINISH_BACKWARD.value,
-    Op.FINISH_BACKWARD: "",
-    Op.REPLAY: "",
-}
-"""Passes that add to gradients. One that ends a segment's backward clears what it adds nothing to; one that begins it writes its
-own part of a new buffer alone, and leaves the rest, whose content means nothing, to the pass that is named."""
+_LEAVES_REST = {Op.BACKWARD_INPUT: Op.BACKWARD_WEIGHT, Op.EXPERTS_BACKWARD: Op.FINISH_BACKWARD}
+"""Passes that write their own part of a new gradient alone, and leave the rest, whose content means nothing, to another. All others
+that add to gradients clear what they add nothing to."""
 _SILENT = TRANSFERS | HOST_COPIES | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
@@ -46,7 +39,7 @@ class _Flow:
     view: RankView
     full: dict[str, Held] = field(default_factory=dict)
     shard: dict[str, Held] = field(default_factory=dict)
-    unwritten: dict[str, str] = field(default_factory=dict)
+    unwritten: dict[str, Instruction] = field(default_factory=dict)
     """Units whose full gradient holds parts that nothing has written since its allocation -> the pass that allocated it."""
     counts: int = 0
     counted: bool = False
@@ -155,10 +148,10 @@ class _Flow:
             self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         units = step.gradients
         for unit in units:
-            if not _WRITES_ALL[step.op]:
+            if step.op not in _LEAVES_REST:
                 self.unwritten.pop(unit, None)
             elif unit not in self.full:
-                self.unwritten[unit] = step.of(m).short
+                self.unwritten[unit] = step.of(m)
         if self.begun.isdisjoint(units) and segment != "embed":
             self.repeatable[segment] = m
         self.begun.update(units)
@@ -183,11 +176,10 @@ class _Flow:
                 index, f"reduces {unit}, which has no gradient to reduce", "move it after the last Backward of the unit"
             )
             return
-        if unit in self.unwritten:
-            problem = (
-                f"reduces {unit}, of whose gradient `{self.unwritten[unit]}` has written a part, and nothing the rest"
-            )
-            self.fault(index, problem, f"move it after `{self._rest(unit)}`")
+        if (begun := self.unwritten.get(unit)) is not None:
+            rest = begun._replace(op=_LEAVES_REST[begun.op])
+            problem = f"reduces {unit}, of whose gradient `{begun.short}` has written a part, and nothing the rest"
+            self.fault(index, problem, f"move it after `{rest.short}`")
         into_shard = any(name.startswith("grad_shard/") for name, _ in step.writes)
         target = held
         for collective in step.work.collectives:
@@ -198,11 +190,6 @@ class _Flow:
                     self.fault(index, f"{segment} m{m} is added to the shard of {unit} twice", "drop one Reduce")
             else:
                 sum_over(target, more)
-
-    def _rest(self, unit: str) -> str:
-        """The pass that writes what the one that allocated the unit's gradient has left."""
-        op, rest = self.unwritten[unit].split(" ", 1)
-        return f"{_WRITES_ALL[Op(op)]} {rest}"
 
     def _reduce_tied(self, index: int, step: Pattern) -> None:
         """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
