@@ -9,7 +9,7 @@ from fourfold.config import ModelConfig, RunConfig, parse_run
 from fourfold.config.optimizers import learning_rate
 from fourfold.huggingface import resolve_model
 from fourfold.launch.machine import device_memory_bytes
-from fourfold.launch.warnings import device_memory_line, memory_line, warnings_of
+from fourfold.launch.warnings import memory_line, warnings_of
 from tests.support.programs import DIMENSIONS, MIXTRAL
 
 CAPACITY = {**MIXTRAL, "capacity_factor": 1.0}
@@ -53,9 +53,9 @@ def test_a_run_that_goes_on_as_it_was_says_nothing() -> None:
 
 
 def test_memory_is_compared_with_what_the_machine_has() -> None:
-    assert memory_line(10**9, 4, 4 * 10**9) == []
-    assert memory_line(10**9, 4, None) == []
-    (line,) = memory_line(10**9, 4, 4 * 10**9 - 1)
+    assert memory_line(10**9, 4, 4 * 10**9, "this machine") == []
+    assert memory_line(10**9, 4, None, "this machine") == []
+    (line,) = memory_line(10**9, 4, 4 * 10**9 - 1, "this machine")
     assert "4 ranks" in line
     assert "4.00 GB" in line
 
@@ -75,7 +75,7 @@ def test_a_devices_memory_is_what_the_driver_states(
 
 
 def test_a_peak_is_compared_with_the_device() -> None:
-    assert device_memory_line(80 << 30, 80 << 30) == []
-    assert device_memory_line(80 << 30, None) == []
-    (line,) = device_memory_line((80 << 30) + 1, 80 << 30)
+    assert memory_line(80 << 30, 1, 80 << 30, "its device") == []
+    assert memory_line(80 << 30, 1, None, "its device") == []
+    (line,) = memory_line((80 << 30) + 1, 1, 80 << 30, "its device")
     assert "85.90 GB" in line

@@ -24,7 +24,7 @@ from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
 from fourfold.launch.undecided import require_decided, require_itself, require_text
-from fourfold.launch.warnings import device_memory_line, memory_line, warnings_of
+from fourfold.launch.warnings import memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.rendezvous.ownership import KEY, NOBODY, Owner
 from fourfold.train.metrics import require_sinks
@@ -142,8 +142,8 @@ def prepare_run(
 def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: int) -> list[str]:
     """That the machine, or a device of it, has less memory than the ranks need."""
     if cuda_devices > 0:
-        return device_memory_line(peak, device_memory_bytes())
-    return memory_line(peak + _copy_bytes(resolved), local, memory_bytes())
+        return memory_line(peak, 1, device_memory_bytes(), "its device")
+    return memory_line(peak + _copy_bytes(resolved), local, memory_bytes(), "this machine")
 
 
 def _open_existing(folder: RunFolder) -> PreparedData | None:

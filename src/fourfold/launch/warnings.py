@@ -16,24 +16,19 @@ def warnings_of(
     return tuple(f"warning: {line}" for line in found if line is not None)
 
 
-def device_memory_line(peak_bytes: int, available: int | None) -> list[str]:
-    """That a rank needs more memory than its device has, its context and what its allocator leaves between buffers not counted."""
-    if available is None or peak_bytes <= available:
+def memory_line(peak_bytes: int, ranks: int, available: int | None, where: str) -> list[str]:
+    """That so many ranks need more memory than there is `where` they run; of a device its context, and what its allocator leaves
+    between buffers, is not counted."""
+    if available is None or peak_bytes * ranks <= available:
         return []
+    needs = (
+        f"{ranks} ranks with a predicted peak of {peak_bytes / 1e9:.2f} GB each need {peak_bytes * ranks / 1e9:.2f} GB"
+    )
+    if ranks == 1:
+        needs = f"a rank has a predicted peak of {peak_bytes / 1e9:.2f} GB"
     return [
-        f"a rank has a predicted peak of {peak_bytes / 1e9:.2f} GB, its device {available / 1e9:.2f} GB in all; a higher "
-        f"layout.zero, layout.recompute = full or a smaller layout.microbatch_sequences needs less"
-    ]
-
-
-def memory_line(peak_bytes: int, local_ranks: int, available: int | None) -> list[str]:
-    """That the ranks of this machine need more memory than it has."""
-    if available is None or peak_bytes * local_ranks <= available:
-        return []
-    return [
-        f"{local_ranks} ranks with a predicted peak of {peak_bytes / 1e9:.2f} GB each need "
-        f"{peak_bytes * local_ranks / 1e9:.2f} GB, this machine has {available / 1e9:.2f} GB; a higher layout.zero, "
-        f"layout.recompute = full or a smaller layout.microbatch_sequences needs less"
+        f"{needs}, {where} has {available / 1e9:.2f} GB; a higher layout.zero, layout.recompute = full or a smaller "
+        f"layout.microbatch_sequences needs less"
     ]
 
 
