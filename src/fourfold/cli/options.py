@@ -4,7 +4,6 @@ Such a file is checked before the work, never written over another, there in ful
 """
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from fourfold.config import RunFailure, UserError
+from fourfold.config.json_lines import finite
 from fourfold.config.whole_file import write_whole
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
@@ -22,19 +22,7 @@ AS_NEAREST = "model.as_nearest=true"
 
 def print_json(document: dict[str, Any]) -> None:
     """One document and nothing else. What is no number stands as null: files may hold any, and JSON has no NaN."""
-    try:
-        text = json.dumps(document, indent=1, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_without_nan(document), indent=1)
-    print(text)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    print(json.dumps(finite(document), indent=1, allow_nan=False))
 
 
 def check_pp_rank(pp_rank: int, pp: int) -> None:

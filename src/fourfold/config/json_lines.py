@@ -1,6 +1,7 @@
 """Files of one JSON object a line, which grow while a run goes on and may end in a line cut short."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,15 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             if at_start and (ends or len(line) < _MOST_LINE_BYTES) and (row := json_object(line)) is not None:
                 yield row
             at_start = ends
+
+
+def finite(value: Any) -> Any:
+    """The value with null for each number that JSON has not: NaN and the infinities."""
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:

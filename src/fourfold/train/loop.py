@@ -1,6 +1,5 @@
 """The training loop of one rank, from a prepared run folder to a finished run."""
 
-import json
 import os
 import resource
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from fourfold.config import RunFailure, load_run, num_steps
+from fourfold.config.json_lines import finite
 from fourfold.config.optimizers import learning_rate
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
@@ -47,7 +47,7 @@ from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
-from fourfold.train.metrics import RunLog, append_event, finite
+from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
@@ -77,7 +77,7 @@ class Training:
         self.program = self.programs.plain.program
         self.steps = num_steps(self.config)
         self.tables = feed_tables(self.spec, context.device)
-        table = json.loads((out / "data.json").read_text())
+        table = state.run_data(out)
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
         self.left_out = prepared.left_out()

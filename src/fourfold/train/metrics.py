@@ -29,11 +29,6 @@ def append_event(out: Path, name: str, **values: Any) -> None:
     events.close()
 
 
-def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN or infinity: a non-finite number is written as null."""
-    return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
-
-
 def truncate_after(path: Path, step: int) -> None:
     """Drops the lines of steps at or past `step`, which a resumed run will write again, and what is no step: a torn last line, or
     the zeros and foreign bytes that a power cut leaves."""

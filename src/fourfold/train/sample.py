@@ -1,6 +1,5 @@
 """Text from a trained model: one process, the latest checkpoint, token by token."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from fourfold.model.head import head_logits
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import ParameterSpec, build_segments
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
-from fourfold.train.state import saved_steps
+from fourfold.train.state import run_data, saved_steps
 
 
 class Generator:
@@ -66,16 +65,6 @@ def _read(reader: ParameterReader, spec: ParameterSpec) -> torch.Tensor:
     return reader.get(spec.name)
 
 
-def _prepared(path: Path) -> str:
-    """The description of the run's data. Raises `RunFailure`."""
-    try:
-        return str(json.loads(path.read_bytes())["prepared"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RunFailure(
-            f"{path}: does not say where the run's data are ({error!r:.80}); train the run on, which mends it"
-        ) from None
-
-
 def generate(
     run: Path,
     prompt: str,
@@ -95,7 +84,12 @@ def generate(
     reader = newest_readable(saved_steps(config, run), report)
     if reader is None:
         raise RunFailure(f"{run}: has no checkpoint that can be read; let the run reach its next save")
-    prepared = open_prepared(_prepared(run / "data.json"))
+    where = run_data(run).get("prepared")
+    if not isinstance(where, str):
+        raise RunFailure(
+            f"{run / 'data.json'}: does not say where the run's data are; train the run on, which mends it"
+        )
+    prepared = open_prepared(where)
     tokenizer = prepared.load_tokenizer()
     generator = Generator(model, reader)
     rng = torch.Generator().manual_seed(seed)

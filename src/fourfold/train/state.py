@@ -104,14 +104,14 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 def saved_steps(config: RunConfig, out: Path) -> list[Path]:
     """The folders of saved steps, newest first, where the run saves and where it saved before; of a run without any those that it
     begins from, and of a replay its one."""
-    table = _data_of(out)
+    table = run_data(out)
     if "restore_from" in table:  # a replay
         return [place(table["restore_from"])]
     start = config.checkpoint.start_from
     return _own_steps(config, out, table) or (start_paths(place(start)) if start is not None else [])
 
 
-def _data_of(out: Path) -> dict[str, Any]:
+def run_data(out: Path) -> dict[str, Any]:
     """The content of a run's `data.json`. Raises `RunFailure`."""
     file = out / "data.json"
     try:
@@ -129,7 +129,7 @@ def start_paths(path: Path) -> list[Path]:
         return [path]
     if (path / "run.toml").is_file():
         try:
-            table = _data_of(path)
+            table = run_data(path)
         except RunFailure:
             table = {}
         return _own_steps(load_run(path / "run.toml", as_written=True), path, table)
