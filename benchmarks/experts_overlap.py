@@ -28,14 +28,13 @@ from fourfold.model.work import sent_bytes
 from fourfold.program import lower_step
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.links import TorchLink
 from fourfold.runtime.parallel import groups_of
-from fourfold.runtime.units import build_units, share_parameters
+from fourfold.runtime.units import share_parameters
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import simulate
 from fourfold.simulate.traffic import EXPOSED, traffic
-from tests.support.parity_ranks import prepare_rank
+from tests.support.parity_ranks import initialized_units, prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks
 
@@ -100,14 +99,8 @@ def contender(rank: int, table: dict[str, Any], link: float) -> tuple[Any, SlowL
     spec = view.spec
     groups = make_groups(spec.layout, rank, groups_of(spec), 60.0)
     slow = groups["ep"]._link = SlowLink(groups["ep"]._link.process_group, False, bytes_per_second=link)
-    coordinates, device = spec.layout.coordinates(rank), torch.device("cpu")
-    units = build_units(
-        view,
-        rank,
-        config.optimizer,
-        device,
-        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
-    )
+    device = torch.device("cpu")
+    units = initialized_units(config, view, rank)
     share_parameters(spec, units, groups)
     executor, program = Executor(view, units, groups, config.optimizer, device, rank), lower_step(view)
 

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from fourfold.cli.app import COMMANDS
 from fourfold.plain_text import PlainStream, own_codes, plain, plain_output
 from fourfold.report.console import Terminal
-from tests.support.left_run import leave_run
+from tests.support.left_run import LOOKS, leave_run
 from tests.support.spoiled import CONTROL
 
 ALL = "".join(map(chr, (*range(32), *range(127, 160))))
@@ -67,19 +67,10 @@ def test_a_terminal_that_is_drawn_on_is_sent_codes_of_the_drawing_alone(monkeypa
 
 
 READS = {
-    "doctor": ["doctor", "run"],
-    "report": ["report", "run"],
-    "compare": ["compare", "run", "run"],
-    "show": ["show", "run"],
-    "simulate": ["simulate", "run", "--cluster", "dgx-h100:2"],
-    "plan": ["plan", "run/run.toml", "--cluster", "dgx-h100:2"],
-    "job": ["job", "run/run.toml", "--as", "slurm", "--nodes", "1", "--devices-per-node", "2"],
-    "validate": ["validate", "run", "--cluster", "dgx-h100:2"],
-    "fit": ["fit", "run", "--cluster", "dgx-h100:2"],
+    **LOOKS,
     "data": ["data", "run.toml"],
     "data --json": ["data", "run.toml", "--json"],
     "sample": ["sample", "run", "--tokens", "100", "--temperature", "100"],
-    "export": ["export", "run", "--out", "exported"],
     "checkpoint": ["checkpoint", "list", "run"],
     "train": ["train", "run.toml", "batch.steps=12", "--ranks", "2", "--out", "run"],
     "explore": ["explore", "run", "--port", "70000"],

@@ -10,20 +10,11 @@ import pytest
 pytest.importorskip("torch")
 from fourfold.checkpoint import read_manifest
 from fourfold.cli.app import COMMANDS
-from tests.support.left_run import leave_run
+from tests.support.left_run import LOOKS, leave_run
 
 READS = {
-    "doctor": ["doctor", "run"],
-    "report": ["report", "run"],
-    "compare": ["compare", "run", "run"],
-    "show": ["show", "run"],
-    "simulate": ["simulate", "run", "--cluster", "dgx-h100:2"],
-    "plan": ["plan", "run/run.toml", "--cluster", "dgx-h100:2"],
-    "job": ["job", "run/run.toml", "--as", "slurm", "--nodes", "1", "--devices-per-node", "2"],
-    "validate": ["validate", "run", "--cluster", "dgx-h100:2"],
-    "fit": ["fit", "run", "--cluster", "dgx-h100:2"],
+    **LOOKS,
     "sample": ["sample", "run", "--tokens", "1"],
-    "export": ["export", "run", "--out", "exported"],
     "checkpoint export": ["checkpoint", "export", "run", "--out", "exported"],
     "checkpoint reshard": ["checkpoint", "reshard", "run", "layout.zero=0", "--out", "resharded"],
     "checkpoint verify": ["checkpoint", "verify", "run", "--step", "5", "--replay", "1"],

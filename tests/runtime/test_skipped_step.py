@@ -8,10 +8,9 @@ import torch
 from fourfold.program import Op, lower_step
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.parallel import groups_of
-from fourfold.runtime.units import build_units, is_live, share_parameters
-from tests.support.parity_ranks import LINKS, prepare_rank
+from fourfold.runtime.units import is_live, share_parameters
+from tests.support.parity_ranks import LINKS, initialized_units, prepare_rank
 from tests.support.parity_runs import DEEPSEEK_V3, RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks
 
@@ -20,14 +19,8 @@ def _states_of_three_steps(rank: int, table: dict[str, Any], ranks: int) -> list
     """All that outlives each step; in the second, a number of a gradient is infinite, on the ranks that have it."""
     config, view = prepare_rank(rank, table, ranks)
     spec, device = view.spec, torch.device("cpu")
-    groups, place = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS), spec.layout.coordinates(rank)
-    units = build_units(
-        view,
-        rank,
-        config.optimizer,
-        device,
-        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, place, out),
-    )
+    groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
+    units = initialized_units(config, view, rank)
     executor = Executor(view, units, groups, config.optimizer, device, rank)
     share_parameters(spec, units, groups)
     program = lower_step(view)

@@ -24,7 +24,7 @@ from fourfold.runtime.links import Links
 from fourfold.runtime.matmuls import by_onednn
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.runtime.units import build_units, share_parameters, watch_units
+from fourfold.runtime.units import Unit, build_units, share_parameters, watch_units
 from fourfold.train import state
 from tests.support.fused_operations import FUSED
 from tests.support.parity_runs import STEPS, RankData, global_batch
@@ -42,6 +42,18 @@ def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Ran
     layout = resolve_layout(config, model, ranks)
     spec = resolve_step(config, model, layout).at_step(0, config.faults)
     return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
+
+
+def initialized_units(config: Any, view: RankView, rank: int) -> dict[str, Unit]:
+    """The tensors of a run that begins, on a processor."""
+    place = view.spec.layout.coordinates(rank)
+    return build_units(
+        view,
+        rank,
+        config.optimizer,
+        torch.device("cpu"),
+        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, place, out),
+    )
 
 
 @contextmanager
@@ -80,14 +92,7 @@ def run_rank(
     program = program or lower_step(view)
     groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
     device = torch.device("cpu")
-    coordinates = spec.layout.coordinates(rank)
-    units = build_units(
-        view,
-        rank,
-        config.optimizer,
-        device,
-        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
-    )
+    units = initialized_units(config, view, rank)
     operations = by_onednn(torch_operations, by_library)
     if fused:
         operations = with_operations(operations, FUSED[fused])
