@@ -53,21 +53,14 @@ export interface Caption {
   source: string;
 }
 
-export interface Captioned {
-  text: string;
-  x: number;
-  y: number;
-}
-
 const XML = "http://www.w3.org/2000/svg";
 const MARGIN = 16;
 const LINE = 17;
 /** Mean width of a letter of 12 pixels. */
 const LETTER = 6.4;
 
-/** A picture with its caption, as a file of its own, and where the picture stands in it. `inner`: an SVG's text, the address of
- * pixels, or nothing, to leave its place free. */
-export function captioned(inner: string, width: number, height: number, caption: Caption): Captioned {
+/** A picture with its caption, as a file of its own. `inner`: an SVG's text, or the address of pixels. */
+export function captioned(inner: string, width: number, height: number, caption: Caption): string {
   const style = getComputedStyle(document.documentElement);
   const colour = (name: string): string => style.getPropertyValue(name).trim();
   const full = Math.max(width, 420) + 2 * MARGIN;
@@ -88,7 +81,7 @@ export function captioned(inner: string, width: number, height: number, caption:
   const picture = inner.startsWith("data:")
     ? `<image x="${MARGIN}" y="${top}" width="${width}" height="${height}" href="${inner}"/>`
     : inner.replace("<svg ", `<svg x="${MARGIN}" y="${top}" `);
-  const lines = [
+  return [
     `<svg xmlns="${XML}" width="${full}" height="${bottom}" viewBox="0 0 ${full} ${bottom}" font-family="system-ui, sans-serif">`,
     `<rect width="100%" height="100%" fill="${colour("--surface")}"/>`,
     text(MARGIN, MARGIN + 12, caption.title, `fill="${colour("--ink")}" font-size="15" font-weight="650"`),
@@ -101,8 +94,7 @@ export function captioned(inner: string, width: number, height: number, caption:
     ),
     ...source.map((line, index) => text(MARGIN, sourceTop + 10 + LINE * index, line)),
     "</svg>",
-  ];
-  return { text: lines.join("\n"), x: MARGIN, y: top };
+  ].join("\n");
 }
 
 /** Words in lines of so many pixels; a word that is longer is cut. */
@@ -137,18 +129,8 @@ function laidOut(
 const escaped = (text: string): string =>
   text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 
-/** Pixels that a page has drawn itself, and their place in a picture. */
-export interface Pixels {
-  canvas: HTMLCanvasElement;
-  x: number;
-  y: number;
-  width: number;
-  height: number;
-}
-
-/** An SVG's text as pixels, twice as many as it says. `over`: what is drawn over it; pixels within the SVG would be an image within
- * an image, whose loading a browser may put off for good. */
-export async function pngOf(text: string, over?: Pixels): Promise<Blob> {
+/** An SVG's text as pixels, twice as many as it says. */
+export async function pngOf(text: string): Promise<Blob> {
   const image = new Image();
   // not decode(): that waits for a frame, which a tab that nothing changes in may never draw
   await new Promise<void>((resolve, reject) => {
@@ -159,9 +141,7 @@ export async function pngOf(text: string, over?: Pixels): Promise<Blob> {
   const canvas = document.createElement("canvas");
   canvas.width = 2 * image.width;
   canvas.height = 2 * image.height;
-  const context = canvas.getContext("2d");
-  context?.drawImage(image, 0, 0, canvas.width, canvas.height);
-  if (over) context?.drawImage(over.canvas, 2 * over.x, 2 * over.y, 2 * over.width, 2 * over.height);
+  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
   return pngOfCanvas(canvas);
 }
 
