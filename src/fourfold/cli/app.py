@@ -173,9 +173,9 @@ def _explained(error: Exception) -> tuple[str, int]:
             works = open_files_advice(error) or "free the disk or name another place"
             return f"{where}{error.strerror or error}; {works}", FAILURE
         case _ if is_out_of_memory(error):
-            said = str(error).rpartition("] ")[2]  # behind the place in torch's own code
+            told = str(error).rpartition("] ")[2]  # behind the place in torch's own code
             return (
-                f"there is too little memory{f' ({said})' if said else ''}; use fewer ranks, or smaller data",
+                f"there is too little memory{f' ({told})' if told else ''}; use fewer ranks, or smaller data",
                 FAILURE,
             )
     raise error

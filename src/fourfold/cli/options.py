@@ -21,7 +21,7 @@ AS_NEAREST = "model.as_nearest=true"
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """One document and nothing else. What is no number stands as null: files may hold any, and JSON has no NaN."""
+    """One document and nothing else, with null for NaN: files may hold any, and JSON has none."""
     print(json.dumps(finite(document), indent=1, allow_nan=False))
 
 
