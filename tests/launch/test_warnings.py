@@ -32,6 +32,15 @@ def test_a_capacity_makes_losses_depend_on_the_layout() -> None:
     assert "losses depend on the layout" in line
 
 
+def test_a_scale_that_a_microbatch_shares_is_told() -> None:
+    config, model = _run()
+    for recipe, told in (("fp8", 1), ("mxfp8", 0), ("fp8-block", 0), (None, 0)):
+        precision = config.precision.model_copy(update={"gemm_dtype": recipe})
+        lines = warnings_of(config.model_copy(update={"precision": precision}), model, None, 0)
+        assert len(lines) == told
+        assert all("layout.microbatch_sequences" in line for line in lines)
+
+
 @pytest.mark.parametrize("schedule", ["wsd", "cosine"])
 def test_a_schedule_that_leads_elsewhere_is_named_with_both_rates(schedule: str) -> None:
     before, _ = _run(12, schedule=schedule)

@@ -11,7 +11,7 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """All of them. `before`: the configuration under which the run has made `step` steps; `seen`: lines about its data and the
     machine's memory."""
-    found = [*seen, _capacity(model), *phases_that_do_not_fit(config)]
+    found = [*seen, _capacity(model), _tensor_scale(config), *phases_that_do_not_fit(config)]
     found.append(other_schedule(before, config, step) if before is not None else None)
     return tuple(f"warning: {line}" for line in found if line is not None)
 
@@ -30,6 +30,15 @@ def memory_line(peak_bytes: int, ranks: int, available: int | None, where: str) 
         f"{needs}, {where} has {available / 1e9:.2f} GB; a higher layout.zero, layout.recompute = full or a smaller "
         f"layout.microbatch_sequences needs less"
     ]
+
+
+def _tensor_scale(config: RunConfig) -> str | None:
+    if config.precision.gemm_dtype != "fp8":
+        return None
+    return (
+        "precision.gemm_dtype = fp8: the numbers of a microbatch share a scale, so the rounding of losses depends on "
+        "layout.microbatch_sequences; values with which it does not: mxfp8, fp8-block"
+    )
 
 
 def _capacity(model: ModelConfig) -> str | None:
