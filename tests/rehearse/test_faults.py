@@ -9,12 +9,15 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from fourfold.program import Op, buffers
 from fourfold.rehearse.journal import RehearsalFault
 from fourfold.rehearse.rank import RankRehearsal
 from fourfold.rehearse.run import rehearse
 from fourfold.runtime import numbers, optimizer, routers
 from fourfold.runtime.collectives import AxisGroup, Handle
+from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.executor import Executor
+from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.routers import Routers
@@ -60,6 +63,46 @@ def _freed_at_once(original: Any) -> Any:
     def reduce(self: Executor, step: Any) -> None:
         original(self, step)
         set_storage(self.units[step.segment].grad, live=False)
+
+    return reduce
+
+
+def _dropped_at_once(original: Any) -> Any:
+    """Activations that a copy to the host reads are dropped once it is started."""
+
+    def start(self: HostCopier, step: Any) -> Any:
+        pending = original(self, step)
+        if step.op is Op.OFFLOAD and step.microbatch is not None:
+            del self._live[buffers.saved(step.segment, step.microbatch)]
+        return pending
+
+    return start
+
+
+def _allocated_beside(original: Any) -> Any:
+    """Activations return to memory that the copying stream allocates, and that nobody keeps until it has seen the last reader."""
+
+    def fetch(self: HostLink, pairs: Any) -> Any:
+        def copy() -> None:
+            for target, source in pairs:
+                target.set_(source.to(target.device, non_blocking=True))
+
+        pairs = [(target, source) for target, source in pairs]
+        return self._from_host(copy)
+
+    return fetch
+
+
+def _scratch_on_the_side(original: Any) -> Any:
+    """A reduction on the side stream reads a copy made by the computing one, and lets it go."""
+
+    def reduce(self: Executor, step: Any) -> None:
+        scratch = self.units[step.segment].grad.clone()
+        assert self._side is not None
+        with self._side():
+            scratch.sum()
+        del scratch
+        original(self, step)
 
     return reduce
 
@@ -121,6 +164,30 @@ FAULTS = [
     ("formats", "zero 3", AxisGroup, "_all_gather", _wrong_format, "another is"),
     ("sizes", "zero 3", AxisGroup, "_all_gather", _too_small, "parts of"),
     ("a gradient freed in flight", "zero 2", Executor, "_reduce", _freed_at_once, "freed"),
+    (
+        "activations dropped in flight",
+        "offloaded",
+        HostCopier,
+        "start",
+        _dropped_at_once,
+        "is dropped before stream compute",
+    ),
+    (
+        "memory of another stream",
+        "offloaded",
+        HostLink,
+        "fetch",
+        _allocated_beside,
+        "is dropped before stream from host",
+    ),
+    (
+        "a copy for the side stream",
+        "hsdp, zero 2",
+        Executor,
+        "_reduce",
+        _scratch_on_the_side,
+        "on stream side is dropped",
+    ),
     ("a table on the CPU", "one rank", feed.RowFeed, "load", _host_table, "on the CPU beside one on the device"),
     ("an order of groups", "pipeline", Executor, "_clip_norm", _other_order, "differ at call"),
     ("a size that differs", "zero 3", Executor, "_gather", _other_size, "differ at call"),

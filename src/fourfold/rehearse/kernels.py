@@ -9,7 +9,7 @@ from torch import Tensor
 from fourfold.rehearse.journal import Journal, Launch
 from fourfold.rehearse.pretend import PretendedDevice
 from fourfold.rehearse.shapes import KnownShapes, flatten
-from fourfold.rehearse.streams import COMPUTE, Streams
+from fourfold.rehearse.streams import Streams
 from fourfold.runtime.tracker import MemoryTracker
 
 _ALLOCATES = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}
@@ -48,9 +48,7 @@ class DeviceKernels(MemoryTracker):
         self._stale = True
         freed = self._streams.freed_too_early()
         if freed is not None:
-            raise self._journal.fault(
-                f"memory that `{freed}` uses is freed, and the computing stream has not joined it"
-            )
+            raise self._journal.fault(freed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation, options = self._operation(func), kwargs or {}
@@ -73,6 +71,8 @@ class DeviceKernels(MemoryTracker):
             result = None if operation.overload in _NO_META else self._shapes.run(func, args, options, written)
         for output in flatten(result if isinstance(result, tuple) else (result,)):
             if output.is_meta:
+                if not self.watches(output):
+                    self._streams.allocated(output)
                 self.watch(output)
         return result
 
@@ -135,9 +135,7 @@ class DeviceKernels(MemoryTracker):
     def _moves(self, operation: _Operation, reads: list[Tensor], written: list[Tensor]) -> None:
         """Reads or writes memory of the device on the current stream."""
         self._touch(reads, written)
-        if self._streams.current != COMPUTE:
-            what = f"{self._journal.instruction}: {operation.name}"
-            self._streams.launch(self._streams.current, what, reads, written)
+        self._streams.kernel(f"{self._journal.instruction}: {operation.name}", reads, written)
 
 
 def _operation(func: Any) -> _Operation:

@@ -33,6 +33,10 @@ class MemoryTracker(TorchDispatchMode):
     def live_bytes(self) -> int:
         return self._total
 
+    def watches(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage is counted."""
+        return tensor.untyped_storage()._cdata in self._storages
+
     def watch(self, tensor: torch.Tensor, resizable: bool = False) -> None:
         """Counts a tensor's storage from now on."""
         storage = tensor.untyped_storage()
