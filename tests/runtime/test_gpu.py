@@ -8,16 +8,15 @@ import torch
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.environment import Microbatch
 from fourfold.model.torch_operations import accumulate
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.runtime import step as step_module
-from fourfold.runtime.device import read_back, to_device
+from fourfold.runtime.device import read_back
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.graph import StepGraph, capture_cuda
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters
-from tests.support.parity_ranks import worst
+from tests.support.parity_ranks import OnDevice, worst
 from tests.support.parity_reference import reference
 from tests.support.parity_runs import STEPS, RankData, global_batch, run_table
 from tests.support.shards import full_tensors
@@ -26,19 +25,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
 ]
-
-
-class OnDevice:
-    """A rank's data, moved to the device as it is loaded."""
-
-    def __init__(self, data: RankData, device: torch.device) -> None:
-        self._data, self._device = data, device
-        self.num_targets = data.num_targets
-
-    def load(self, microbatch: int) -> Microbatch:
-        b = self._data.load(microbatch)
-        tensors = (to_device(t, self._device) for t in (b.tokens, b.targets, b.cos, b.sin))
-        return Microbatch(*tensors, b.document_lengths)
 
 
 def _executor(table: dict, device: torch.device, fixed: bool = False) -> tuple[Any, RankView, Executor]:

@@ -31,19 +31,24 @@ def expected_record(table: dict[str, Any], compute: str | None = None) -> Record
     return _reference(json.dumps({**table, "layout": {}, "precision": precision}, sort_keys=True))
 
 
-def check_parity(ranks: int, tolerance: float = 1e-9, fused: str = "", **sections: dict[str, Any]) -> None:
+def check_parity(
+    ranks: int, tolerance: float = 1e-9, fused: str = "", staged: str = "", **sections: dict[str, Any]
+) -> None:
     """Raises AssertionError where the runtime differs from the reference, or its traffic from what the programs declare. `fused`:
-    the kernels of norms and cross-entropy that segments call, by their name in `fused_operations`."""
+    the kernels of norms and cross-entropy that segments call, by their name in `fused_operations`. `staged`: a
+    device on which all ranks run, by the calls that NCCL would get."""
     table = run_table(**sections)
     prepare_rank(0, table, ranks)  # what cannot run is refused here
-    results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks, fused=fused)
+    results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks, fused=fused, staged=staged)
     check_bytes(table, results)
     check_values(table, results, tolerance)
 
 
-def check_split(ranks: int, tolerance: float = 1e-9, fused: str = "", **sections: dict[str, Any]) -> None:
+def check_split(
+    ranks: int, tolerance: float = 1e-9, fused: str = "", staged: str = "", **sections: dict[str, Any]
+) -> None:
     """`check_parity` of two steps, with sizes that tensor, context and expert parallelism divide."""
-    check_parity(ranks, tolerance, fused, **divisible(**sections))
+    check_parity(ranks, tolerance, fused, staged, **divisible(**sections))
 
 
 def check_single(ranks: int, **sections: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import torch.distributed as dist
 from fourfold.checkpoint import step_folders
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
-from fourfold.layout import resolve_layout
+from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
+from fourfold.model.environment import Microbatch
 from fourfold.model.operations import with_operations
 from fourfold.program import Program, RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
-from fourfold.runtime.collectives import Handle, make_groups
+from fourfold.program.spec import Transport
+from fourfold.runtime.collectives import Handle, bind_groups, make_groups
+from fourfold.runtime.device import to_device
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.links import Links
@@ -28,32 +32,56 @@ from fourfold.runtime.units import Unit, build_units, share_parameters, watch_un
 from fourfold.train import state
 from tests.support.fused_operations import FUSED
 from tests.support.parity_runs import STEPS, RankData, global_batch
+from tests.support.staged_links import StagedLinks
 
 LINKS: Links = {}
 """Process groups of a warm worker, kept from case to case."""
+STAGED_LINKS: Links = {}
+"""The same of links that take NCCL's calls."""
 SAVED = 1
 """The step before which a run's state is saved."""
 
 
-def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, RankView]:
+def prepare_rank(
+    rank: int, table: dict[str, Any], ranks: int, transport: Transport = "exchange"
+) -> tuple[Any, RankView]:
     """The run, and its step as this rank sees it."""
     config = parse_run(table)
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, ranks)
-    spec = resolve_step(config, model, layout).at_step(0, config.faults)
+    spec = resolve_step(config, model, layout, transport).at_step(0, config.faults)
     return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
 
 
-def initialized_units(config: Any, view: RankView, rank: int) -> dict[str, Unit]:
-    """The tensors of a run that begins, on a processor."""
+def initialized_units(config: Any, view: RankView, rank: int, device: torch.device | None = None) -> dict[str, Unit]:
+    """The tensors of a run that begins; on a processor where no device is named."""
     place = view.spec.layout.coordinates(rank)
-    return build_units(
-        view,
-        rank,
-        config.optimizer,
-        torch.device("cpu"),
-        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, place, out),
-    )
+
+    def fill(flat: FlatLayout, index: int, out: torch.Tensor) -> None:
+        shard = torch.empty(out.shape, dtype=out.dtype)
+        initialize_shard(flat, index, config.run.seed, place, shard)
+        out.copy_(shard)
+
+    return build_units(view, rank, config.optimizer, device or torch.device("cpu"), fill)
+
+
+class OnDevice:
+    """A rank's data, moved to a device as it is loaded."""
+
+    def __init__(self, data: RankData, device: torch.device) -> None:
+        self._data, self._device = data, device
+        self.num_targets = data.num_targets
+
+    def load(self, microbatch: int) -> Microbatch:
+        batch = self._data.load(microbatch)
+        return replace(
+            batch,
+            **{
+                each.name: to_device(value, self._device)
+                for each in fields(batch)
+                if isinstance(value := getattr(batch, each.name), torch.Tensor)
+            },
+        )
 
 
 @contextmanager
@@ -82,17 +110,22 @@ def run_rank(
     by_library: tuple[str, ...] = (),
     fused: str = "",
     program: Program | None = None,
+    staged: str = "",
 ) -> dict[str, Any]:
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part. `start`: a folder with the
     state before step `SAVED`, from which it goes on; `save`: where that state is saved; `by_library`: the kinds of matmuls that
-    oneDNN computes; `fused`: the kernels of norms and cross-entropy that segments
-    call, by their name in `fused_operations`; `program`: in place of the one that the run lowers to."""
-    config, view = prepare_rank(rank, table, ranks)
+    oneDNN computes; `fused`: the kernels of norms and cross-entropy that segments call, by their name in `fused_operations`;
+    `program`: in place of the one that the run lowers to; `staged`: a device on which all ranks run, as over NCCL: see
+    `StagedLink`."""
+    config, view = prepare_rank(rank, table, ranks, "native" if staged else "exchange")
     spec = view.spec
     program = program or lower_step(view)
-    groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
-    device = torch.device("cpu")
-    units = initialized_units(config, view, rank)
+    device = torch.device(staged or "cpu")
+    if staged:
+        groups = bind_groups(spec.layout, rank, groups_of(spec), StagedLinks(), STAGED_LINKS)
+    else:
+        groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
+    units = initialized_units(config, view, rank, device)
     operations = by_onednn(torch_operations, by_library)
     if fused:
         operations = with_operations(operations, FUSED[fused])
@@ -108,7 +141,7 @@ def run_rank(
     def observe(counter: int, step: Any) -> None:
         if step.op.value == "C":
             for name, unit in units.items():
-                gradients[name] = unit.grad_shard.clone().numpy()
+                gradients[name] = unit.grad_shard.cpu().clone().numpy()
 
     losses, norms, peak = [], [], 0
     for number in numbers:
@@ -122,7 +155,9 @@ def run_rank(
             spec.model.vocab_size,
             spec.document_mask,
         )
-        data = RankData(batch, spec, rank)
+        data: Any = RankData(batch, spec, rank)
+        if device.type != "cpu":
+            data = OnDevice(data, device)
         if track_memory:
             with pausing_after_collectives():
                 peak = measure_step(executor, program, data, config.optimizer.lr, units)
@@ -134,9 +169,10 @@ def run_rank(
         "losses": losses,
         "norms": norms,
         "gradients": gradients,
-        "parameters": {name: unit.states["master"].clone().numpy() for name, unit in units.items()},
-        "biases": {name: bias.clone().numpy() for name, bias in executor.routers.biases.items()},
+        "parameters": {name: unit.states["master"].cpu().clone().numpy() for name, unit in units.items()},
+        "biases": {name: bias.cpu().clone().numpy() for name, bias in executor.routers.biases.items()},
         "shards": {name: unit.index for name, unit in units.items()},
+        "transport": spec.transport,
         "sent": {axes: size for axes, group in groups.items() if (size := group.sent_bytes - group.surplus_bytes)},
         "declared": {axes: size * len(numbers) for axes, size in ledger(program).items() if size},
         "peak": peak,
@@ -172,7 +208,7 @@ def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ran
     """Full tensors by name from the shards of every rank. Where several ranks have an element, they must agree on it."""
     full: dict[str, torch.Tensor] = {}
     for rank, result in enumerate(results):
-        _, view = prepare_rank(rank, table, ranks)
+        _, view = prepare_rank(rank, table, ranks, result.get("transport", "exchange"))
         coordinates = view.spec.layout.coordinates(rank)
         for unit, values in result[key].items():
             held = torch.from_numpy(values)

@@ -139,9 +139,9 @@ class Streams:
             )
         for memory in list(self._memory.values()):
             storage = memory.storage()
-            use = next((use for use in memory.uses if not self._over(use, memory.home)), None)
-            if use is not None and storage is not None and storage.size() == 0:
-                return f"memory that `{use.what}` uses is freed before stream {memory.home} has joined it"
+            early = next((use for use in memory.uses if not self._over(use, memory.home)), None)
+            if early is not None and storage is not None and storage.size() == 0:
+                return f"memory that `{early.what}` uses is freed before stream {memory.home} has joined it"
         return None
 
     def left(self) -> str | None:
