@@ -16,13 +16,17 @@ from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from device_record import figure, known, unmeasured
 from plain_step import plain_step
+
+if TYPE_CHECKING:
+    from fourfold.simulate.step import Simulation
 
 ON_CUDA = torch.cuda.is_available()
 LENGTH = 4096 if ON_CUDA else 64
@@ -44,7 +48,7 @@ _LLAMA_3B = {
 }
 SHAPES: dict[str, dict[str, Any]] = {"1B": {"preset": "llama3.2-1b"}, "3B": _LLAMA_3B, "8B": {"preset": "llama3-8b"}}
 AIMS = {"1B": "50 % MFU", "3B": "45 % MFU", "8B": "10,500 tokens/s on an H200 with 8 bytes of state a parameter"}
-LATEST = {"ours": 0.6, "plain_eager": 0.7, "plain_compiled": 0.8}
+LATEST = {"ours": 0.6, "plain_compiled": 0.8, "plain_eager": 0.9}
 """The share of the part's seconds after which none is begun."""
 TINY = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 128, "vocab_size": 256}
 MATMULS = {
@@ -54,10 +58,6 @@ MATMULS = {
     "head": (512, 128256, 4096),
 }
 """Rows, columns and inner size of an 8B Llama's matmuls."""
-
-
-def unmeasured(what: str, why: str) -> None:
-    print(f"unmeasured: {what}: {why}", flush=True)
 
 
 def reason(error: BaseException) -> str:
@@ -134,7 +134,7 @@ def kernels(budget: float, file: str) -> None:
         a, b = torch.randn(rows, inner, **on), torch.randn(columns, inner, **on)
         taken = seconds(lambda a=a, b=b: F.linear(a, b))
         rate = 2 * rows * columns * inner / taken / 1e12
-        print(f"matmul {name:<12} {rows} x {columns} x {inner}: {rate:.3g} TFLOP/s", flush=True)
+        figure(f"matmul {name}", f"matmul {name:<12} {rows} x {columns} x {inner}: {rate:.3g} TFLOP/s", tflops=rate)
     weight_gradient(on, 28672 // shrink, 4096 // shrink)
     attention(on, 32 if ON_CUDA else 4, 128 if ON_CUDA else 16)
 
@@ -145,7 +145,8 @@ def weight_gradient(on: dict[str, Any], columns: int, inner: int) -> None:
     grad = torch.zeros(columns, inner, device=device())
     out, x = torch.randn(LENGTH, columns, **on), torch.randn(LENGTH, inner, **on)
     taken = seconds(lambda: accumulate(grad, out, x, False))
-    print(f"weight gradient into fp32: {2 * LENGTH * columns * inner / taken / 1e12:.3g} TFLOP/s", flush=True)
+    rate = 2 * LENGTH * columns * inner / taken / 1e12
+    figure("weight gradient", f"weight gradient into fp32: {rate:.3g} TFLOP/s", tflops=rate)
 
 
 def attention(on: dict[str, Any], heads: int, width: int) -> None:
@@ -156,9 +157,11 @@ def attention(on: dict[str, Any], heads: int, width: int) -> None:
     flops, scale = 2 * 2 * LENGTH * LENGTH * heads * width / 2, width**-0.5
     mixed, lse = attend(q, k, v, True, scale)
     taken = seconds(lambda: attend(q, k, v, True, scale))
-    print(f"attention, forward: {flops / taken / 1e12:.3g} TFLOP/s", flush=True)
+    rate = flops / taken / 1e12
+    figure("attention, forward", f"attention, forward: {rate:.3g} TFLOP/s", tflops=rate)
     taken = seconds(lambda: attend_backward(mixed, q, k, v, mixed, lse, True, scale))
-    print(f"attention, backward: {2.5 * flops / taken / 1e12:.3g} TFLOP/s", flush=True)
+    rate = 2.5 * flops / taken / 1e12
+    figure("attention, backward", f"attention, backward: {rate:.3g} TFLOP/s", tflops=rate)
 
 
 def run_table(model: dict[str, Any]) -> dict[str, Any]:
@@ -227,14 +230,16 @@ def steps(budget: float, file: str) -> None:
         backend = "nccl" if ON_CUDA else "gloo"
         dist.init_process_group(backend, init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
         try:
-            for way, (name, model) in product((ours, plain_eager, plain_compiled), shapes.items()):
+            for way, (name, model) in product((ours, plain_compiled, plain_eager), shapes.items()):
                 what = f"{name}, {way.__name__}"
+                if what in known():
+                    continue
                 if time.perf_counter() - begun > budget * LATEST[way.__name__]:
                     unmeasured(what, f"the {budget:.0f} s of this part are used up")
                     continue
                 release()
                 try:
-                    way(fitting(name, model, limit), file)
+                    way(what, fitting(name, model, limit), file)
                 except Exception as error:  # whatever a compiler or a device raises must not stop the others
                     unmeasured(what, reason(error))
             unmeasured(
@@ -244,33 +249,68 @@ def steps(budget: float, file: str) -> None:
             dist.destroy_process_group()
 
 
-def ours(case: Case, file: str) -> None:
-    """One line: tokens/s, MFU against a measured peak, step and memory beside their predictions."""
+def ours(what: str, case: Case, file: str) -> None:
+    """One line: tokens/s, MFU against a measured peak, step and memory beside their predictions; then one a kind of instruction."""
     from fourfold.calibrate.steps import StepRunner
     from fourfold.model.counts import step_flops_per_token
+    from fourfold.runtime.clock import StepClock
 
     runner = StepRunner(case.table, 1, 0, device())
     runner.step()
     peak = runner.peak_bytes()
     taken = median(runner.step() for _ in range(TIMED_STEPS))
+    clock = StepClock(device())
+    runner.step(clock)
+    kinds = {kind: sum(each) for kind, each in runner.kind_seconds(clock).items()}
     rate = MICROBATCHES * LENGTH / taken
     flops = rate * step_flops_per_token(runner.view.spec.model, LENGTH)
     del runner
     release()
     measured = best_matmul(case.table["precision"]["compute"])
     share = f"{100 * flops / measured:.1f} %" if flops < measured else "no share"
-    print(
+    prediction = predicted(case, file)
+    expected = "not predicted (no device file)" if prediction is None else f"predicted {prediction.seconds:.4g} s"
+    figure(
+        what,
         f"{case.title}: {rate:,.0f} tokens/s, {flops / 1e12:.3g} TFLOP/s, {share} of the best matmul measured here "
-        f"({measured / 1e12:.3g} TFLOP/s), step {taken:.4g} s, {predicted(case, file)}peak {peak / 1e9:.3g} GB, predicted "
+        f"({measured / 1e12:.3g} TFLOP/s), step {taken:.4g} s, {expected}, peak {peak / 1e9:.3g} GB, predicted "
         f"{case.peak_bytes / 1e9:.3g} GB; aim: {AIMS.get(case.name, 'none')}",
-        flush=True,
+        blocks=case.blocks,
+        tokens_per_second=rate,
+        flops_per_second=flops,
+        best_matmul_flops_per_second=measured,
+        step_seconds=taken,
+        predicted_step_seconds=prediction and prediction.seconds,
+        peak_bytes=peak,
+        predicted_peak_bytes=case.peak_bytes,
     )
+    if prediction is not None:
+        profile(case, kinds, kind_seconds(prediction))
 
 
-def predicted(case: Case, file: str) -> str:
-    """The step's predicted seconds on the device that the file describes."""
+def profile(case: Case, measured: dict[str, float], predicted: dict[str, float]) -> None:
+    """One line of each kind of instruction that takes a hundredth of the step or more."""
+    least = 0.01 * sum(measured.values())
+    for kind in sorted(measured.keys() | predicted.keys(), key=lambda kind: -measured.get(kind, 0.0)):
+        taken, expected = measured.get(kind, 0.0), predicted.get(kind, 0.0)
+        if max(taken, expected) >= least:
+            text = f"  {kind:<40} {1e3 * taken:9.2f} ms, predicted {1e3 * expected:9.2f} ms"
+            figure(f"{case.name}, {kind}", text, seconds=taken, predicted_seconds=expected)
+
+
+def kind_seconds(prediction: "Simulation") -> dict[str, float]:
+    """Predicted seconds of the only rank's instructions, by kind."""
+    from fourfold.program.kinds import instruction_kinds, seconds_by_kind
+
+    (program,), (times,) = prediction.programs, prediction.times.ranks
+    found = seconds_by_kind(instruction_kinds(program, prediction.views[0].stages.segments), times.ends)
+    return {kind: sum(each) for kind, each in found.items()}
+
+
+def predicted(case: Case, file: str) -> "Simulation | None":
+    """The step on the device that the file describes."""
     if not Path(file).is_file():
-        return "not predicted (no device file), "
+        return None
     from fourfold.calibrate.steps import table_spec
     from fourfold.config import parse_run
     from fourfold.hardware import load_cluster
@@ -278,20 +318,20 @@ def predicted(case: Case, file: str) -> str:
     from fourfold.simulate.step import simulate
 
     spec = table_spec(case.table, 1, device().type)
-    return f"predicted {simulate(spec, prices_for(parse_run(case.table), spec, load_cluster(file))).seconds:.4g} s, "
+    return simulate(spec, prices_for(parse_run(case.table), spec, load_cluster(file)))
 
 
-def plain_eager(case: Case, file: str) -> None:
+def plain_eager(what: str, case: Case, file: str) -> None:
     """One line of the same shape in plain torch."""
-    print_plain(case, "eager", plain_step(case.table, device()))
+    print_plain(what, case, "eager", plain_step(case.table, device()))
 
 
-def plain_compiled(case: Case, file: str) -> None:
+def plain_compiled(what: str, case: Case, file: str) -> None:
     """The same with every block and the loss through torch.compile."""
-    print_plain(case, "torch.compile", plain_step(case.table, device(), compiled=True))
+    print_plain(what, case, "torch.compile", plain_step(case.table, device(), compiled=True))
 
 
-def print_plain(case: Case, kind: str, step: Callable[[], None]) -> None:
+def print_plain(what: str, case: Case, kind: str, step: Callable[[], None]) -> None:
     step()
     synchronize()
     taken = []
@@ -300,9 +340,11 @@ def print_plain(case: Case, kind: str, step: Callable[[], None]) -> None:
         step()
         synchronize()
         taken.append(time.perf_counter() - start)
-    memory = f", peak {torch.cuda.max_memory_allocated() / 1e9:.3g} GB" if ON_CUDA else ""
+    peak = torch.cuda.max_memory_allocated() if ON_CUDA else None
+    memory = f", peak {peak / 1e9:.3g} GB" if peak is not None else ""
     rate = MICROBATCHES * LENGTH / median(taken)
-    print(f"{case.title}, plain torch, {kind}: {rate:,.0f} tokens/s, step {median(taken):.4g} s{memory}", flush=True)
+    text = f"{case.title}, plain torch, {kind}: {rate:,.0f} tokens/s, step {median(taken):.4g} s{memory}"
+    figure(what, text, blocks=case.blocks, tokens_per_second=rate, step_seconds=median(taken), peak_bytes=peak)
 
 
 PARTS = {"machine": machine, "kernels": kernels, "steps": steps}

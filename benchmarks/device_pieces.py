@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from device import LENGTH, ON_CUDA, SHAPES, TINY, device, reason, release, run_table, seconds, unmeasured
+from device import LENGTH, ON_CUDA, SHAPES, TINY, device, reason, release, run_table, seconds
+from device_record import figure, known, unmeasured
 from fourfold.calibrate.steps import table_spec
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
@@ -32,8 +33,9 @@ def main() -> None:
     pieces += [(experts, piece) for piece in expert_pieces(experts, LENGTH)]
     pieces.append((dense, update_piece(2**26 if ON_CUDA else 2**10, 1)))
     for model, piece in pieces:
-        release()
-        ways_of(model, piece)
+        if piece.name not in known():
+            release()
+            ways_of(model, piece)
 
 
 def ways_of(model: ModelConfig, piece: Piece) -> None:
@@ -54,7 +56,7 @@ def ways_of(model: ModelConfig, piece: Piece) -> None:
             cells.append(f"{name} {seconds(lambda way=way, arrays=arrays: way(arrays), 0.1) / today:.2f}")
         except Exception as error:  # whatever a compiler or a package raises must not stop the others
             unmeasured(f"{piece.name} by {name}", reason(error))
-    print(", ".join(cells), flush=True)
+    figure(piece.name, ", ".join(cells), seconds=today)
 
 
 def ways(name: str) -> dict[str, Callable[[], Way | None]]:

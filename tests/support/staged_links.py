@@ -1,8 +1,8 @@
 """Links that take NCCL's calls, carried by gloo over copies in the host's memory: several ranks on one device, or on none.
 
 NCCL refuses two ranks on one device. Over these links each rank runs what it would run over NCCL (native collectives, transfers
-without tags, phases on the side stream), with real numbers of other processes. What they leave untested is NCCL itself: its
-communicators, how they connect, and that a collective and a kernel share the device.
+without tags, phases on the side stream), with real numbers of other processes. NCCL itself stays untested: its communicators,
+how they connect, and that a collective and a kernel share the device.
 """
 
 from collections.abc import Sequence
