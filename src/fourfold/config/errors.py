@@ -6,6 +6,7 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 LONGEST = 100
@@ -105,6 +106,22 @@ def unwritable(path: object, error: OSError) -> str:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     cure = open_files_advice(error) or ("free some space and resume" if full else "make it writable and resume")
     return f"{path}: cannot be written: {error.strerror}; {cure}"
+
+
+_ENOUGH_FILES = 1 << 20
+
+
+def raise_file_limit() -> int:
+    """Raises how many files and sockets this process and those that it starts may open to what the administrator allows, 2**20 at
+    most: what walks over all numbers of files would take minutes. The limit from now on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    with suppress(OSError, ValueError):  # a sandbox may forbid it: the limit stays, and whoever meets it names it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
 
 
 def require_files(who: str, more: int, own: bool = True) -> None:

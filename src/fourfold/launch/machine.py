@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError
-from fourfold.config.errors import group_files, require_files
+from fourfold.config.errors import group_files, raise_file_limit, require_files
 from fourfold.launch.control_group import cpu_limit, memory_limit
 from fourfold.program.spec import Transport
 
@@ -56,13 +56,15 @@ def check_devices(config: RunConfig, cuda_devices: int, local_ranks: int) -> Non
 
 
 _SUPERVISOR_FILES, _RANK_FILES = 20, 12
-"""Beside connections to ranks: locks, logs, pipes and reports; a log, the data, the board, the store."""
+"""Beside connections of ranks: locks, logs, pipes and reports; a log, the data, the board, the store's one connection."""
 
 
-def check_files(world_size: int, transport: Transport) -> None:
-    """Raises `FinalFailure` where the supervisor, or a rank, could not open the files and sockets that every run takes: before
-    anything is started. A rank asks for itself before it makes groups beside the one of all ranks."""
-    require_files("the supervisor", _SUPERVISOR_FILES + world_size)
+def check_files(world_size: int, transport: Transport, machines: int = 1) -> None:
+    """Raises this process's limit of open files, and `FinalFailure` where the supervisor, or a rank, could not open the files and
+    sockets that every run takes: before anything is started. The supervisor that leads `machines` holds a connection of every rank
+    and of every other machine. A rank asks for itself before it makes groups beside the one of all ranks."""
+    raise_file_limit()
+    require_files("the supervisor", _SUPERVISOR_FILES + world_size + machines - 1)
     gloo = group_files(world_size) if transport == "exchange" else 0
     require_files("a rank", _RANK_FILES + gloo, own=False)
 

@@ -114,7 +114,9 @@ class ForkServer:
             return False
         self._continue(self._server[0])
         connection = self._server[1]
-        while select.select([connection], [], [], timeout)[0]:
+        poll = select.poll()  # unlike select, takes descriptors above 1023
+        poll.register(connection, select.POLLIN)
+        while poll.poll(timeout * 1000):
             try:
                 text = connection.recv(MESSAGE_BYTES)
             except ConnectionError:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import raise_file_limit
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member
 from fourfold.launch.failures import RankFailure
@@ -52,6 +53,7 @@ def follow(
     `slots`: how many ranks this machine runs, asked once the run's folder is there; `spares` more are spare. `threads`: of each of
     so many ranks. `patience`: seconds to wait for the leader. `keeps_memory`: as in `supervise`. Raises `RunFailure`.
     """
+    raise_file_limit()
     stop = StopRequests()
     with stop.installed(), ExitStack() as cleanup:
         deadline = time.monotonic() + patience

@@ -28,6 +28,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, NoReturn
 
+from fourfold.config.errors import raise_file_limit
 from fourfold.runtime.memory_file import DESCRIPTOR
 
 MESSAGE_BYTES = 1 << 16
@@ -67,6 +68,7 @@ def end_server(started: Started) -> None:
 
 def serve(connection: socket.socket) -> None:
     """Forks ranks as it is asked, and says how they end, until the connection closes."""
+    raise_file_limit()
     gc.disable()  # a collection during imports looks at all that stays, again and again
     import fourfold.train.loop
     import fourfold.train.session
@@ -82,9 +84,12 @@ def serve(connection: socket.socket) -> None:
         signal.signal(number, signal.SIG_IGN)  # the launcher passes them on to the ranks
     gc.freeze()  # pages of what is imported stay shared: no collection touches them
     gc.enable()
+    poll = select.poll()  # unlike select, takes descriptors above 1023
+    poll.register(connection.fileno(), select.POLLIN)
+    poll.register(ended, select.POLLIN)
     _say(connection, {"ready": True})
     while True:
-        ready, _, _ = select.select([connection.fileno(), ended], [], [])
+        ready = [descriptor for descriptor, _ in poll.poll()]
         if ended in ready:
             os.read(ended, 4096)
             while children and (found := os.waitpid(-1, os.WNOHANG))[0]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from fourfold.config import FinalFailure, RunFailure, UserError
-from fourfold.config.errors import error_text, open_files_advice
+from fourfold.config.errors import error_text, open_files_advice, raise_file_limit
 from fourfold.runtime.allocator import keep_freed_memory
 from fourfold.train.exit_record import ExitRecordFile
 
@@ -31,6 +31,7 @@ _WITHOUT_CURE = frozenset(
 def run_worker(out: Path) -> int:
     """Trains as one rank of the run in `out`; returns the exit code. Messages go to standard error, and the last to the exit
     record."""
+    raise_file_limit()
     record = ExitRecordFile(out, int(os.environ.get("RANK", "0")))
 
     def end(code: int, message: str) -> int:
