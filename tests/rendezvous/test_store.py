@@ -161,7 +161,7 @@ def is_ended(connection: socket.socket) -> bool:
 def test_a_frame_that_is_not_right_ends_its_connection_alone(server: StoreServer, harm: str) -> None:
     store = store_of(server)
     connection, codec = admitted(server)
-    frame = codec.encode([b"set", b"k", b"v"])
+    frame = codec.encode([b"1", b"set", b"k", b"v"])
     match harm:
         case "changed":
             frame = frame[:-1] + b"w"
@@ -171,11 +171,11 @@ def test_a_frame_that_is_not_right_ends_its_connection_alone(server: StoreServer
         case "too long":
             frame = struct.pack(">I", MAX_FRAME_BYTES + 1) + frame[4:]
         case "malformed":
-            frame = codec.encode([b"set", b"k"])
+            frame = codec.encode([b"1", b"set", b"k"])
         case "unknown":
-            frame = codec.encode([b"remove everything"])
+            frame = codec.encode([b"1", b"remove everything"])
         case "no number":
-            frame = codec.encode([b"add", b"k", b"many"])
+            frame = codec.encode([b"1", b"add", b"k", b"many"])
     connection.sendall(frame)
     assert is_ended(connection)
     assert store.num_keys() == (1 if harm == "repeated" else 0)

@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,15 @@ class OneRank:
 
     def __init__(self) -> None:
         self.store = dist.HashStore()
+
+    def awaited(self, key: str, heard: str) -> Callable[[], bool]:
+        """Both ranks hear of the key at once."""
+
+        def look() -> bool:
+            self.store.set(heard, "2")
+            return self.store.check([key])
+
+        return look
 
 
 def test_rank_0_names_the_step_again_where_the_word_was_garbage() -> None:

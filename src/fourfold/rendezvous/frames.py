@@ -6,6 +6,8 @@ encrypted.
 
     server: challenge [32]     client: challenge [32] + proof [32]     server: proof [32]
     then frames of length [4] + HMAC [32] + fields, each field as length [4] + bytes
+
+The first field of a request is its number, and that of its answer the same one: answers come in the order in which they are ready.
 """
 
 import hmac

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fourfold.config import RunFailure
@@ -44,10 +45,12 @@ class StoreServer:
         self.host, self.port = hosts[0], int(self._sockets[0].getsockname()[1])
         self._sockets += [_listen(host, self.port) for host in hosts[1:]]
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_tell_defects)
+        self._loop.set_exception_handler(self._take_error)
         self._values = Values(self._loop)
         self._strangers = Strangers()
         self._ended = asyncio.Event()
+        self.refusal = ""
+        """Why the newest connection was not accepted, where the limit of open files is why."""
         serve = self._loop.run_until_complete
         self._thread = threading.Thread(target=lambda: serve(self._serve()), name="rendezvous", daemon=True)
 
@@ -77,18 +80,23 @@ class StoreServer:
         for listener in self._sockets:
             listener.close()
 
+    def _take_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keeps why no connection is accepted, which the loop tries again each second; prints what should not be."""
+        error = context.get("exception")
+        if not isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif (cure := open_files_advice(error)) is not None:
+            self.refusal = (
+                f"the store of this run has {len(self._values.connections)} connections and accepts no other "
+                f"({error.strerror}): those that wait cannot join; {cure}"
+            )
+
     async def _serve(self) -> None:
         for listener in self._sockets:
             await self._loop.create_server(lambda: _Peer(self.secret, self._values, self._strangers), sock=listener)
             listener.listen(_BACKLOG)  # the loop's own is shorter
         await self._ended.wait()
         self._values.close()
-
-
-def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Prints what should not be. A connection that cannot be accepted is tried again, and its rank says why it waits."""
-    if not isinstance(context.get("exception"), OSError):
-        loop.default_exception_handler(context)
 
 
 class _Peer(asyncio.Protocol):
@@ -117,7 +125,8 @@ class _Peer(asyncio.Protocol):
                 if self._codec is None:
                     self._admit(part)
                 else:
-                    self._values.answer(self._codec.decode(part[:HEAD_BYTES], part[HEAD_BYTES:]), self._reply)
+                    number, *request = self._codec.decode(part[:HEAD_BYTES], part[HEAD_BYTES:])
+                    self._values.answer(request, partial(self._reply, number))
         except (BrokenFrame, ValueError):
             self._transport.abort()
 
@@ -143,9 +152,9 @@ class _Peer(asyncio.Protocol):
         self._transport.write(proof(self._secret, FROM_SERVER, challenges))
         self._codec = FrameCodec(self._secret, challenges, FROM_SERVER)
 
-    def _reply(self, fields: Sequence[bytes]) -> None:
-        assert self._codec is not None
-        self._transport.write(self._codec.encode(fields))
+    def _reply(self, number: bytes, fields: Sequence[bytes]) -> None:
+        if self._codec is not None and not self._transport.is_closing():
+            self._transport.write(self._codec.encode([number, *fields]))
 
 
 def _listen(host: str, port: int) -> socket.socket:

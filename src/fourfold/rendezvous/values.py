@@ -32,8 +32,8 @@ class Values:
             case (b"set", key, value):
                 self.set(key, value)
                 reply([OK])
-            case (b"get", seconds, key):
-                self._when_set([key], float(seconds), reply, lambda: [self._values.get(key, b"")])
+            case (b"get", seconds, *keys):
+                self._when_set(keys, float(seconds), reply, lambda: [self._values.get(key, b"") for key in keys])
             case (b"wait", seconds, *keys):
                 self._when_set(keys, float(seconds), reply, list)
             case (b"add", key, amount):
@@ -48,8 +48,8 @@ class Values:
                 reply([OK, self._values.get(key, expected)])
             case (b"delete", key):
                 reply([OK, b"1" if self._values.pop(key, None) is not None else b"0"])
-            case (b"count",):
-                reply([OK, b"%d" % len(self._values)])
+            case (b"count", scope):
+                reply([OK, b"%d" % sum(key.startswith(scope) for key in self._values)])
             case _:
                 raise BrokenFrame("a request of another form")
 

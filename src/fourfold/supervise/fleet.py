@@ -64,6 +64,11 @@ class Fleet:
         return report.life if report is not None else "own"
 
     @property
+    def refusal(self) -> str:
+        """Why the store accepts no more connections; empty while it does."""
+        return self._server.refusal
+
+    @property
     def missing(self) -> list[str]:
         """The machines of the run that are not there."""
         absent = [f"machine {index}" for index in range(1, self._count) if index not in self.machines]

@@ -56,6 +56,7 @@ class Judge:
         self.last_message = ""
         self._folder = folder
         self._handled = 0
+        self._told_refusal = False
         self._budget = RestartBudget(faults)
         self._watch = watch
         self._on_tick = on_tick
@@ -75,6 +76,10 @@ class Judge:
         """Sleeps a little, listens to other machines, and lets the display go on."""
         self._fleet.poll()
         self._elsewhere += self._fleet.take_signals()
+        if self._fleet.refusal and not self._told_refusal:
+            self._told_refusal = True
+            self._on_notice(self._fleet.refusal)
+            self.note("wait", message=self._fleet.refusal)
         if time.monotonic() - self._ticked >= _TICK_SECONDS:
             self._on_tick()
             self._ticked = time.monotonic()

@@ -1,6 +1,7 @@
 """One rank's context in the process group: rank, device, and a store for short messages between ranks."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,10 +12,13 @@ import torch.distributed as dist
 from fourfold.config import FinalFailure, UserError
 from fourfold.config.errors import require_group_files
 from fourfold.config.schema import RunSection
+from fourfold.rendezvous.barrier import StoreBarrier
 from fourfold.rendezvous.frames import SECRET
 from fourfold.rendezvous.store import SecretStore
 
 _TEXT_BYTES = 4096
+_WORDS = "words"
+"""The prefix of the ranks' messages in the store."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class RankContext:
         buffer = buffer.to(self.device)
         dist.broadcast(buffer, source)
         return bytes(buffer.tolist()).rstrip(b"\0").decode(errors="replace")
+
+    def awaited(self, key: str, heard: str) -> Callable[[], bool]:
+        """A look whether a key of `store` was set, which makes no request; who hears of it adds one to the key `heard`."""
+        return self.base.awaited(f"{_WORDS}/{key}", f"{_WORDS}/{heard}")
+
+    def barrier(self, name: str) -> Callable[[], None]:
+        """A barrier of all ranks beside training, which needs no process group."""
+        return StoreBarrier(self.store, name, self.world_size).meet
 
     def agree(self, what: str, value: str, first: int) -> None:
         """Raises `FinalFailure` on every rank whose value is not that of rank `first`."""
@@ -84,34 +96,40 @@ def choose_device(section: RunSection) -> torch.device:
     return torch.device("cuda", local)
 
 
+def open_store(timeout: timedelta) -> SecretStore:
+    """The store of this generation, of which no other sees a key, at MASTER_ADDR and MASTER_PORT."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return SecretStore(host, port, bytes.fromhex(os.environ[SECRET]), timeout, f"generation {generation()}/")
+
+
 def init_rank_context(section: RunSection) -> RankContext:
     """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the secret beside them.
 
-    The store is this run's own, prefixed by the generation's number: restarted workers never read what an earlier generation left.
+    The store is this run's own, and the generation's number is part of every key: restarted workers never read what an earlier
+    generation left, whatever prefix torch takes off.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = choose_device(section)
     if section.threads_per_rank is not None:
         torch.set_num_threads(section.threads_per_rank)
     timeout = timedelta(seconds=section.timeout_seconds)
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    base = SecretStore(host, port, bytes.fromhex(os.environ[SECRET]), timeout)
-    store = dist.PrefixStore(f"fourfold/{generation()}", base)
+    base = open_store(timeout)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "gloo":
         require_group_files(world_size)
     dist.init_process_group(
-        backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout
+        backend, store=dist.PrefixStore("collectives", base), rank=rank, world_size=world_size, timeout=timeout
     )
-    return RankContext(rank, world_size, device, dist.PrefixStore("words", store), base)
+    return RankContext(rank, world_size, device, dist.PrefixStore(_WORDS, base), base)
 
 
 class StopSignal:
     """Agrees between ranks at which step to stop: whoever is asked says so in the store; rank 0 names a step not yet passed.
 
-    A thread asks the store while a step runs, one request a rank, and the answer is read before the next step, so that none waits
-    for the store. A rank that asks during step k + 2 sees what rank 0 named during step k: ranks are at most one step apart, as
-    every step ends in a collective.
+    Until somebody is asked, a rank has one request at the store, which waits for that word: steps make none. Who hears the word
+    says so at once, and asks from the next step on, by a thread while the step runs; the answer is read before the step after, so
+    that none waits for the store. Rank 0 names a step once all have heard. A rank that asks during step k + 2 sees what rank 0
+    named during step k: ranks are at most one step apart, as every step ends in a collective, and this one heard before.
     """
 
     MARGIN_STEPS = 3
@@ -120,6 +138,7 @@ class StopSignal:
         self._context = context
         self._thread = ThreadPoolExecutor(1, "stop-signal")
         self._asked: Future[int | None] | None = None
+        self._heard: Callable[[], bool] | None = None
         self._told = False
         self.requested = False
         """Set by a signal handler."""
@@ -128,20 +147,23 @@ class StopSignal:
         """Whether step `step` must not be started. Called by every rank before every step."""
         if self._context.world_size == 1:
             return self.requested
+        self._heard = self._heard or self._context.awaited("stop_requested", "stop_heard")
+        if self.requested and not self._told:
+            self._context.store.set("stop_requested", "1")
+            self._told = True
+        if not self._heard():
+            return False
         stop_at = self._asked.result() if self._asked is not None else None
         if stop_at is None:
-            self._asked = self._thread.submit(self._ask, step, self.requested)
+            self._asked = self._thread.submit(self._ask, step)
         return stop_at is not None and step >= stop_at
 
-    def _ask(self, step: int, requested: bool) -> int | None:
+    def _ask(self, step: int) -> int | None:
         """The step to stop before, if there is one yet."""
         store = self._context.store
-        if requested and not self._told:
-            store.set("stop_requested", "1")
-            self._told = True
         if self._context.rank != 0:
             return _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
-        if not store.check(["stop_requested"]):
+        if store.add("stop_heard", 0) < self._context.world_size:
             return None
         named = step + self.MARGIN_STEPS
         store.set("stop_at", str(named))
