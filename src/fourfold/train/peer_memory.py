@@ -34,7 +34,7 @@ from fourfold.train import state
 from fourfold.train.memory_plan import MemoryCopy, choose, moves, needed_files
 from fourfold.train.memory_transfer import MemoryTransfer
 from fourfold.train.metrics import EVENTS, append_event
-from fourfold.train.peers import peers, replicated_axes
+from fourfold.train.peers import peers, replicated_axes, sent_pairs
 from fourfold.train.session import RankContext, generation
 
 _ROOM_BYTES = 1 << 12
@@ -57,14 +57,16 @@ class PeerMemory:
     def __init__(self, memory: MemoryFile, config: RunConfig, out: Path, context: RankContext, view: RankView) -> None:
         self._memory, self._out, self._context, self._view = memory, out, context, view
         self.every_steps = config.checkpoint.memory_every_steps
-        self._transfer = MemoryTransfer(memory, config.run.timeout_seconds)
+        self._transfer = MemoryTransfer(memory, context, config.run.timeout_seconds)
         rank, layout = context.rank, view.spec.layout
         self._machines = self._transfer.sizes(int(os.environ.get("FOURFOLD_MACHINE", "0")))
         self._mates = [r for r, machine in enumerate(self._machines) if machine == self._machines[rank]]
         hosts = self._transfer.sizes(
             this_boot()
         )  # launchers start several supervisors on one host, which is lost as a whole
-        kept_by = peers(layout, hosts if len(set(hosts)) > 1 else self._machines, replicated_axes(view))
+        hosts = hosts if len(set(hosts)) > 1 else self._machines
+        kept_by = peers(layout, hosts, replicated_axes(view))
+        self._transfer.connect(sent_pairs(hosts, kept_by))
         self._peer = kept_by[rank]
         self._own = [
             rank,
@@ -140,11 +142,12 @@ class PeerMemory:
         plan = moves([json.loads(text) for text in told], self._machines, copy.holders) if told else []
         for name, source, target in json.loads(self._transfer.tell(json.dumps(plan))):
             region, size = (copy.rank_of(name), copy.version), copy.manifest.files[name].size_bytes
+            self._transfer.connect([(source, target)])
             if source == self._context.rank:
                 self._transfer.exchange(target, (region, size), (), ())
             elif target == self._context.rank:
                 self._memory.reserve(*region, size)
-                self._transfer.exchange(None, None, (source,), ((region, size),))
+                self._transfer.exchange(None, None, (source,), (region,))
         self._transfer.meet()
         return {name: self._bytes(copy.rank_of(name), copy.version, copy.manifest.files[name]) for name in needed}
 
@@ -241,10 +244,9 @@ class PeerMemory:
     def _send(self, version: int) -> None:
         """Beside training: this rank's copy to its peer, others' to this machine."""
         try:
-            own, theirs = self._region(self._context.rank, version), [(ward, version) for ward in self._wards]
+            own = self._region(self._context.rank, version)
             to = self._peer.rank if self._peer is not None and not self._peer.is_replica else None
-            sizes = self._transfer.sizes(own[1])
-            self._transfer.exchange(to, own, self._wards, [(region, sizes[region[0]]) for region in theirs])
+            self._transfer.exchange(to, own, self._wards, [(ward, version) for ward in self._wards])
             self._transfer.meet()
         except Exception as error:
             self._error = error

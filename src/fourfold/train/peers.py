@@ -24,7 +24,10 @@ def replicated_axes(view: RankView) -> tuple[str, ...]:
 def peers(layout: Layout, machines: Sequence[int], axes: tuple[str, ...]) -> list[Peer | None]:
     """The peer of every rank; None where all are on one machine. `machines`: that of each rank. `axes`: `replicated_axes`."""
     order = sorted(set(machines))
-    members = {machine: [rank for rank, own in enumerate(machines) if own == machine] for machine in order}
+    places = {machine: place for place, machine in enumerate(order)}
+    members: dict[int, list[int]] = {machine: [] for machine in order}
+    for rank, machine in enumerate(machines):
+        members[machine].append(rank)
     found: list[Peer | None] = []
     for rank, machine in enumerate(machines):
         if len(order) == 1:
@@ -33,7 +36,15 @@ def peers(layout: Layout, machines: Sequence[int], axes: tuple[str, ...]) -> lis
         group = layout.group_of(rank, axes)
         at = group.index(rank)
         replica = next((r for r in (*group[at:], *group[:at]) if machines[r] != machine), None)
-        others = members[order[(order.index(machine) + 1) % len(order)]]
+        others = members[order[(places[machine] + 1) % len(order)]]
         usual = others[members[machine].index(rank) % len(others)]
         found.append(Peer(usual, False) if replica is None else Peer(replica, True))
     return found
+
+
+def sent_pairs(machines: Sequence[int], kept_by: Sequence[Peer | None]) -> list[tuple[int, int]]:
+    """The pairs of ranks between which copies travel, in the order in which all ranks connect: those from every second machine
+    first, so that no chain of machines waits one for another."""
+    places = {machine: place for place, machine in enumerate(sorted(set(machines)))}
+    pairs = [(rank, peer.rank) for rank, peer in enumerate(kept_by) if peer is not None and not peer.is_replica]
+    return sorted(pairs, key=lambda pair: (places[machines[pair[0]]] % 2, pair))

@@ -5,17 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.checkpoint import SaveFailure, folders
 from fourfold.config import RunConfig
-from fourfold.config.errors import require_group_files
 from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
 from fourfold.runtime.routers import Routers
@@ -59,18 +56,22 @@ class Saver:
     """Saves the state of one rank's units and routers. Every rank calls the same methods in the same order.
 
     At most one save is under way: the next one waits for it, so that slow storage slows training instead of filling memory.
+    `meet`: a barrier of all ranks for saves beside training, whose collectives go on meanwhile.
     """
 
     def __init__(
-        self, config: RunConfig, out: Path, view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int
+        self,
+        config: RunConfig,
+        out: Path,
+        view: RankView,
+        units: Mapping[str, Unit],
+        routers: Routers,
+        rank: int,
+        meet: Callable[[], None] = lambda: None,
     ):
         self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
-        self._rank = rank
+        self._rank, self._meet = rank, meet
         self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
-        self._group = None
-        if self.beside_training and view.spec.layout.world_size > 1:  # training's own collectives go on meanwhile
-            require_group_files(view.spec.layout.world_size)
-            self._group = dist.new_group(timeout=timedelta(seconds=config.run.timeout_seconds), backend="gloo")
         self._host: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._pending: SaveEnd | None = None
@@ -143,10 +144,6 @@ class Saver:
         """Allocates the copy and touches its pages, which would take longer than the first copy itself."""
         for name, tensor in self._tensors().items():
             self._host[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-
-    def _meet(self) -> None:
-        if self._group is not None:
-            dist.barrier(group=self._group)
 
     def _save(
         self,
