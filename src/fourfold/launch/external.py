@@ -48,14 +48,15 @@ def member_of(environment: Mapping[str, str], nodes: int | None = None, node_ran
     where this machine is the only one. RANK and WORLD_SIZE count machines, as the pods of a PyTorchJob, where nothing says which
     rank of its machine a process is.
 
-    A batch script of Slurm is not one of its tasks, nor is a task that is alone. Raises `UserError` for malformed values.
+    A batch script of Slurm is not one of its tasks, nor is a task that is alone. Tasks of Slurm are as many machines where NNODES
+    says that there are as many. Raises `UserError` for malformed values.
     """
     if nodes is None and _is_told(environment, _RANKS) and any(environment.get(key) for key in _OF_A_RANK):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
         here, cpus = _number(environment, "LOCAL_WORLD_SIZE", 0), 0
         launch = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    elif nodes is None and _is_slurm_task(environment):
-        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    elif nodes is None and _is_slurm_task(environment) and not _is_one_a_node(environment):
+        tasks = _tasks(environment)
         if environment.get(tasks, "1") == "1":
             return None
         names = ("SLURM_PROCID", tasks, "SLURM_LOCALID")
@@ -165,6 +166,16 @@ def _port(environment: Mapping[str, str]) -> int:
 
 def _is_slurm_task(environment: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environment and not ("SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment)
+
+
+def _tasks(environment: Mapping[str, str]) -> str:
+    """The variable that counts the tasks of this step of Slurm."""
+    return "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+
+
+def _is_one_a_node(environment: Mapping[str, str]) -> bool:
+    told = next((environment[key] for key in _COUNTS if environment.get(key)), None)
+    return told is not None and told == environment.get(_tasks(environment), "1")
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:

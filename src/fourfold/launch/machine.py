@@ -1,9 +1,12 @@
 """Describes this machine: its device, memory and cores; and which package is missing."""
 
+import ctypes
 import importlib.util
 import os
+import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +15,21 @@ from fourfold.config.errors import group_files, raise_file_limit, require_files
 from fourfold.launch.control_group import cpu_limit, memory_limit
 from fourfold.program.spec import Transport
 
-_NVIDIA = Path("/proc/driver/nvidia/version")
+_DRIVERS = tuple(
+    Path(path)
+    for path in (
+        "/proc/driver/nvidia/version",
+        "/dev/nvidiactl",  # in containers, which may hide the driver's part of /proc
+        "/dev/nvidia0",
+        "/dev/dxg",  # WSL2: the devices of Windows
+        "/dev/kfd",  # ROCm, which torch calls CUDA too
+        "/dev/nvmap",  # Jetson
+    )
+)
+_LIBRARIES = ("libnvidia-ml.so.1", "libcuda.so.1")
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NO_DEVICES = ("", "-1", "NoDevFiles")
+"""Values of these by which a person or Slurm hides all devices."""
 _DRIVER_SECONDS = 20.0
 
 
@@ -26,9 +43,26 @@ def require_packages(command: str, *names: str, extra: str = "train") -> None:
         )
 
 
+def may_have_cuda(environment: Mapping[str, str]) -> bool:
+    """Whether torch may find a CUDA device here: a driver shows itself by a file, its program or its library, which differ between
+    bare machines, containers and WSL2, and nobody hides all devices. True where that is unsure: torch then says."""
+    told = [environment[name].strip() for name in _VISIBLE if name in environment]
+    if told:
+        return not any(value in _NO_DEVICES for value in told)
+    return any(path.exists() for path in _DRIVERS) or shutil.which("nvidia-smi") is not None or _has_library()
+
+
+def _has_library() -> bool:
+    for name in _LIBRARIES:
+        with suppress(OSError):
+            ctypes.CDLL(name)
+            return True
+    return False
+
+
 def num_cuda_devices(config: RunConfig) -> int:
-    """CUDA devices that the run would use: 0 on a CPU. Imports torch only where there is an NVIDIA driver."""
-    if config.run.device == "cpu" or (config.run.device == "auto" and not _NVIDIA.exists()):
+    """CUDA devices that this process sees and the run would use: 0 on a CPU. Imports torch only where there may be one."""
+    if config.run.device == "cpu" or (config.run.device == "auto" and not may_have_cuda(os.environ)):
         return 0
     if importlib.util.find_spec("torch") is None:
         return 0
@@ -43,16 +77,23 @@ def transport_of(config: RunConfig, cuda_devices: int) -> Transport:
 
 
 def check_devices(config: RunConfig, cuda_devices: int, local_ranks: int) -> None:
-    """Raises `UserError` where there are fewer devices than ranks on this machine."""
+    """Raises `UserError` where this process sees fewer devices than ranks that it starts. Those that a launcher starts one by one
+    find out themselves whether each has its own."""
     if config.run.device == "cuda" and cuda_devices == 0:
         raise UserError(
-            'run.device = "cuda", but torch finds no CUDA device here; a value that works: run.device = "cpu"'
+            f'run.device = "cuda", but torch finds no CUDA device here{_hidden()}; a value that works: run.device = "cpu"'
         )
     if 0 < cuda_devices < local_ranks:
         raise UserError(
-            f"{local_ranks} ranks need {local_ranks} CUDA devices, this machine has {cuda_devices}; what works: "
+            f"{local_ranks} ranks need {local_ranks} CUDA devices, this machine has {cuda_devices}{_hidden()}; what works: "
             f"--ranks {cuda_devices}, or run.device = cpu"
         )
+
+
+def _hidden() -> str:
+    """What says which devices there are to see, in brackets; empty where nothing does."""
+    told = [f"{name} = {os.environ[name][:80]!r}" for name in _VISIBLE if name in os.environ]
+    return f" ({', '.join(told)})" if told else ""
 
 
 _SUPERVISOR_FILES, _RANK_FILES = 20, 12

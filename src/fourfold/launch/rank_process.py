@@ -189,7 +189,13 @@ class _ForkedRank:
 
 def trial_environment(slot: int) -> dict[str, str]:
     """The variables of a process that only tries a device."""
-    return {"LOCAL_RANK": str(slot), "RANK": "0", "OMP_NUM_THREADS": "1", "FOURFOLD_TRIAL": "1"}
+    return {
+        "LOCAL_RANK": str(slot),
+        "LOCAL_WORLD_SIZE": "1",
+        "RANK": "0",
+        "OMP_NUM_THREADS": "1",
+        "FOURFOLD_TRIAL": "1",
+    }
 
 
 def signal_process(process: RankProcess, number: int) -> None:

@@ -103,7 +103,7 @@ def prepare_run(
         require_itself(config)
         require_decided(config, resolved.model)
     local = here_of(resolved.layout.world_size, member) * (member.local_count if member is not None else 1)
-    check_devices(config, cuda_devices, local + spares)
+    check_devices(config, cuda_devices, here_of(resolved.layout.world_size, member) + spares)
     check_files(resolved.layout.world_size, transport, member.count if member is not None else 1)
     changes: tuple[Change, ...] = ()
     if old is not None and has_begun:

@@ -38,6 +38,11 @@ def here_of(ranks: int, member: Member | None) -> int:
     return ranks // member.count
 
 
+def first_slot(member: Member | None) -> int:
+    """The number of the first slot of this supervisor: that of its rank on the machine, where each rank has a supervisor."""
+    return member.local_index if member is not None and member.slots is not None else 0
+
+
 def threads_of(config: RunConfig, member: Member | None, ranks: int) -> int:
     """Threads of each of this supervisor's ranks: as the launcher says, `run.threads_per_rank`, or an equal share of the cores."""
     if member is not None and member.slots is not None:

@@ -22,6 +22,7 @@ from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import ForkServer
 from fourfold.launch.rendezvous_file import find_store
 from fourfold.launch.run_folder import LOGS, RunFolder
+from fourfold.launch.shares import first_slot
 from fourfold.rendezvous.addresses import loopback
 from fourfold.rendezvous.connection import Connection
 from fourfold.rendezvous.frames import SECRET, BrokenFrame
@@ -72,7 +73,7 @@ def follow(
         memory = cleanup.enter_context(kept_memory(on_notice)) if keeps_memory else None
         spawner = ForkServer(folder, memory=memory.descriptor if memory is not None else None)
         cleanup.callback(spawner.close)
-        first = member.local_index if member.slots is not None else 0
+        first = first_slot(member)
         follower = _Follower(folder, member, token, spawner, each, faults.stall_seconds or patience, stop.received)
         follower.report = Report(
             0,

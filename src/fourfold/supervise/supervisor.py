@@ -21,6 +21,7 @@ from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import CommandSpawner, ForkServer, Spawner
 from fourfold.launch.rendezvous_file import announced, open_store
 from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.shares import first_slot
 from fourfold.launch.sizes import RunSizes
 from fourfold.rendezvous.addresses import interface_to, loopback_interface
 from fourfold.rendezvous.fence import raise_fence
@@ -86,7 +87,7 @@ def supervise(
         for path in folder.path.glob(FILES):
             path.unlink(missing_ok=True)
         here = ranks // member.count if member is not None else ranks
-        first = member.local_index if member is not None and member.slots is not None else 0
+        first = first_slot(member)
         store = open_store(member) if member is not None else StoreServer()
         cleanup.callback(store.close)
         fleet = Fleet(

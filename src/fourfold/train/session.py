@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -81,19 +82,45 @@ def generation() -> int:
     return int(os.environ.get("FOURFOLD_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def choose_device(section: RunSection) -> torch.device:
-    """`cuda:LOCAL_RANK` where there is one, else the CPU."""
-    if section.device == "cuda" and not torch.cuda.is_available():
-        raise UserError('run.device = "cuda", but no CUDA device is visible; a value that works: "cpu"')
+def choose_device(section: RunSection, claim: Callable[[int], bool] = lambda index: True) -> torch.device:
+    """The CUDA device of LOCAL_RANK among those that this process sees, else the CPU. `claim`: whether a device is this rank's.
+
+    A launcher that starts a process for each rank (LOCAL_WORLD_SIZE = 1 here) may show it all devices of the node, its own alone,
+    or some that a few ranks share: then LOCAL_RANK counts ranks of the node, which may be more than there are to see, and the
+    first device that is not another rank's is taken.
+    """
     if section.device == "cpu" or not torch.cuda.is_available():
+        if section.device == "cuda":
+            raise UserError(
+                f'run.device = "cuda", but no CUDA device is visible{_visible()}; a value that works: run.device = "cpu"'
+            )
         return torch.device("cpu")
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= count:
+    is_alone = os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+    if local >= count and not is_alone:
         raise UserError(
-            f"local rank {local} has no CUDA device of its own: there are {count}; start {count} ranks a node"
+            f"local rank {local} has no CUDA device of its own: there are {count}{_visible()}; start {count} ranks a node"
         )
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+    index = next((i for step in range(count) if claim(i := (local + step) % count)), None) if is_alone else local
+    if index is None:
+        raise FinalFailure(
+            f"local rank {local} has no CUDA device of its own: other ranks have all {count} that it sees{_visible()}; what works: "
+            f"srun --gpus-per-task=1, --gpu-bind=none so that each task sees all, or {count} ranks a node"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _visible() -> str:
+    """What hides devices, in brackets; empty where nothing does."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f" (CUDA_VISIBLE_DEVICES = {told[:80]!r})" if told is not None else ""
+
+
+def _claim(store: dist.Store, rank: int, index: int) -> bool:
+    """Whether no other rank has this device, by the number that its maker gave it."""
+    number = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    return number is None or store.compare_set(f"device/{number}", "", str(rank)) == b"%d" % rank
 
 
 def open_store(timeout: timedelta) -> SecretStore:
@@ -109,11 +136,11 @@ def init_rank_context(section: RunSection) -> RankContext:
     generation left, whatever prefix torch takes off.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = choose_device(section)
-    if section.threads_per_rank is not None:
-        torch.set_num_threads(section.threads_per_rank)
     timeout = timedelta(seconds=section.timeout_seconds)
     base = open_store(timeout)
+    device = choose_device(section, partial(_claim, base, rank))
+    if section.threads_per_rank is not None:
+        torch.set_num_threads(section.threads_per_rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "gloo":
         require_group_files(world_size)
