@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tools import install
 from tools.check_wheel import ROOT
@@ -139,6 +140,31 @@ def test_extras_that_are_installed_exist() -> None:
         for _, words in install.steps_of(kind):
             named = [word[2:-1].split(",") for word in words if word.startswith(".[")]
             assert {name for names in named for name in names} <= {*extras}
+
+
+TRITON_OF_TORCH = {"2.11.0": "3.6.0", "2.13.0": "3.7.1"}
+"""The triton that each torch for CUDA asks for, by `==`: another one replaces its own, and torch's compiler with it."""
+
+
+@pytest.mark.parametrize(("torch", "triton"), TRITON_OF_TORCH.items())
+def test_no_extra_replaces_the_triton_of_a_torch_that_is_supported(torch: str, triton: str) -> None:
+    """Nor a torch that is there already: a person chose it for the driver."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    stated = [Requirement(each) for extra in project["optional-dependencies"].values() for each in extra]
+    for name, version in (("torch", torch), ("triton", triton)):
+        found = [each for each in stated if each.name == name]
+        assert found
+        for each in found:
+            assert each.specifier.contains(version), f"{each} does not take {name} {version}"
+            assert not each.specifier.contains("2.10.0" if name == "torch" else "3.5.1"), f"{each} has no lower bound"
+            assert not each.specifier.contains("9.0.0"), f"{each} has no upper bound"
+
+
+def test_the_versions_that_are_tested_are_a_pair() -> None:
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").split() if "==" in line
+    )
+    assert TRITON_OF_TORCH[pinned["torch"]] == pinned["triton"]
 
 
 def test_half_an_environment_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
