@@ -78,7 +78,7 @@ def _check_restarts(slurm: SlurmCluster, folder: Path) -> None:
     saved = _events(run, "save")
     _require(len(saved) == 1 and saved[0] < 15, f"SIGTERM before the requeue saved at step {saved}")
     _await_step(run, 35)
-    slurm.kill_rank(3)
+    slurm.kill_task(1)
     _await_restart(slurm, number, 2)
     _await_step(run, 65)
     slurm.lose_node("n2")
@@ -91,7 +91,7 @@ def _check_restarts(slurm: SlurmCluster, folder: Path) -> None:
     _require(resumed[0] == saved[0], f"the first restart resumed at step {resumed[0]}, where it had saved")
     # A fourth start may follow: Slurm sometimes ends the new step of a node that is back with a signal meant for the lost one.
     holds = len(resumed) >= 3 and resumed[1] % 15 == resumed[2] % 15 == 0 and 30 <= resumed[1] < resumed[2]
-    _require(holds, f"the others at steps {resumed[1:]}, after the rank and the node were killed")
+    _require(holds, f"the others at steps {resumed[1:]}, after the task and the node were killed")
     ours, plain = _losses(run), _losses(folder / "plain")
     _require(len(ours) == 100 and ours == plain, f"100 losses equal the plain run's; the last: {ours[-1]}")
     _require(not (folder / "pwned").exists(), "no name was read as a command")
@@ -115,8 +115,7 @@ def _check_torchrun(slurm: SlurmCluster, folder: Path) -> None:
         f"{Path(sys.executable).parent}/torchrun --nnodes 2 --node-rank $SLURM_NODEID --nproc-per-node 2 "
         "--master-addr 127.0.0.1 --master-port 29477 -m fourfold train run.toml batch.steps=10 --out runs/torchrun"
     )
-    text = script.read_text().replace("--ntasks-per-node=2", "--ntasks-per-node=1")
-    head, _, tail = text.partition("--cpu-bind=none \\\n")
+    head, _, tail = script.read_text().partition("--cpu-bind=none \\\n")
     script.write_text(f"{head}--cpu-bind=none bash -c '{torchrun}'\n{tail.partition(chr(10))[2]}")
     number = _submit(slurm, script)
     _await_end(slurm, number, "COMPLETED")

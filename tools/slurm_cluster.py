@@ -121,9 +121,9 @@ class SlurmCluster:
             _kill(process)
         self._daemons.pop(node).wait()
 
-    def kill_rank(self, rank: int) -> None:
-        """Kills one rank of the job that runs, as the kernel does where memory is short."""
-        for process in self._processes(f"SLURM_PROCID={rank}", "SLURM_STEP_ID=0"):
+    def kill_task(self, task: int) -> None:
+        """Kills one task of the job that runs, with its ranks, as the kernel does where memory is short."""
+        for process in self._processes(f"SLURM_PROCID={task}", "SLURM_STEP_ID=0"):
             _kill(process)
 
     def _start(self, name: str, *words: str) -> None:

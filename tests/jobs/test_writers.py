@@ -80,7 +80,7 @@ def test_hostile_words_reach_the_command_as_they_are(tmp_path: Path) -> None:
     stub = tmp_path / "stub"
     stub.write_text('#!/bin/bash\nprintf "%s\\0" "$PWD" "$@" >> "$SEEN"\n')
     stub.chmod(0o755)
-    for name in ("srun", "torchrun", "scontrol"):
+    for name in ("srun", "python", "scontrol"):
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).symlink_to(stub)
     task = yaml.safe_load(TARGETS["skypilot"].write(job, Site()))
@@ -93,9 +93,10 @@ def test_hostile_words_reach_the_command_as_they_are(tmp_path: Path) -> None:
         subprocess.run(script, env={"PATH": path, "SEEN": str(seen), "HOME": "/home/me"}, check=True, cwd=tmp_path)
         where, *words = seen.read_text().rstrip("\0").split("\0")
         assert where == str(folder)
-        assert words[-2:] == ["--out", "runs/tiny"]
+        at = words.index("--ranks")
+        assert words[at : at + 4] == ["--ranks", "8", "--out", "runs/tiny"]
         if script is not pod:  # which reads a run file with its overrides
-            assert words[-3] == job.overrides[0]
+            assert words[at - 1] == job.overrides[0]
     assert f"/x/{HOSTILE}.toml" in (tmp_path / "seen-0").read_text().split("\0")
     assert task["file_mounts"] == {"~/fourfold/run.toml": job.run_file}
     assert not list(tmp_path.rglob("pwned"))
@@ -116,11 +117,21 @@ def test_a_sites_names_are_names(value: str) -> None:
         Site(partition=value)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_supervisor_a_node_is_started_whatever_a_nodes_ranks(target: str) -> None:
+    """The one that leads hears of nodes: 2,048 for 16,384 ranks."""
+    text = TARGETS[target].write(replace(JOB, nodes=2048, ranks_per_node=8), Site())
+    assert "--ranks 8" in text
+    assert "torchrun" not in text
+    assert {"slurm": "--ntasks-per-node=1\n", "k8s": "numNodes: 2048", "skypilot": "num_nodes: 2048"}[target] in text
+    assert ("--nodes 2048" in text) == (target == "slurm"), "elsewhere the nodes' environment says it"
+
+
 def test_directives_stand_before_the_first_command() -> None:
     lines = TARGETS["slurm"].write(JOB, Site(partition="gpu", account="me", time="1-00:00:00")).splitlines()
     directives = [line for line in lines if line.startswith("#SBATCH")]
     assert lines[2 : 2 + len(directives)] == directives
-    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --gpus-per-node=8"} <= set(directives)
+    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=8"} <= set(directives)
     assert {"#SBATCH --partition=gpu", "#SBATCH --account=me", "#SBATCH --time=1-00:00:00"} <= set(directives)
     assert not any("gpus" in line for line in TARGETS["slurm"].write(replace(JOB, device=None), Site()).splitlines())
 

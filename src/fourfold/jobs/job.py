@@ -45,8 +45,9 @@ class Job:
         return f"{self.name}: fourfold train on {nodes} of {self.ranks_per_node} ranks"
 
     def train_arguments(self, run_file: str, overrides: tuple[str, ...]) -> list[str]:
-        """The words of the command behind the program's name."""
-        return ["train", run_file, *overrides, "--out", self.run_folder]
+        """The words of the command behind the program's name, which is given once on each node: its supervisor starts the node's
+        ranks, so that the one that leads hears of as many others as there are nodes, not ranks."""
+        return ["train", run_file, *overrides, "--ranks", str(self.ranks_per_node), "--out", self.run_folder]
 
 
 _NAMES = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._/@:+,=*-]{0,199}")

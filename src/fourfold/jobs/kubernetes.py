@@ -1,4 +1,4 @@
-"""A TrainJob of Kubeflow Trainer 2.2 or newer: torchrun on all nodes, the run file in a ConfigMap, a claim that the nodes share."""
+"""A TrainJob of Kubeflow Trainer 2.2 or newer: the command on all nodes, the run file in a ConfigMap, a claim that the nodes share."""
 
 import shlex
 
@@ -6,7 +6,7 @@ from fourfold.jobs.job import Job, Site, printable
 from fourfold.jobs.yaml_text import Value, yaml_text
 
 RUNTIME = "torch-distributed"
-"""The runtime that Kubeflow Trainer installs; it tells torchrun nodes, ranks and address in variables PET_*."""
+"""The runtime that Kubeflow Trainer installs; it tells nodes and address in variables PET_*, which the command reads."""
 _RUN_FILES = "/etc/fourfold"
 _SHARED, _RUN, _MEMORY = "shared", "run", "memory"
 
@@ -34,7 +34,7 @@ def write(job: Job, site: Site) -> str:
 
 
 def _trainer(job: Job, site: Site) -> dict[str, Value]:
-    words = ["torchrun", "-m", "fourfold", *job.train_arguments(f"{_RUN_FILES}/run.toml", ())]
+    words = ["python", "-m", "fourfold", *job.train_arguments(f"{_RUN_FILES}/run.toml", ())]
     script = [f"cd -- {shlex.quote(printable('--folder', job.folder))}", *site.setup, f"exec {shlex.join(words)}"]
     command = "set -e\n" + "".join(f"{line}\n" for line in script)
     trainer: dict[str, Value] = {

@@ -54,11 +54,11 @@ def accelerator(job: Job, site: Site) -> str | None:
 def _script(job: Job) -> str:
     words = ["train", job.run_file] if job.is_preset else ["train"]
     command = shlex.join(words) + ("" if job.is_preset else f' "$HOME"{_RUN_FILE.removeprefix("~")}')
-    rest = shlex.join([*(printable("the override", each) for each in job.overrides), "--out", job.run_folder])
+    words = [*(printable("the override", each) for each in job.overrides), "--ranks", str(job.ranks_per_node)]
+    rest = shlex.join([*words, "--out", job.run_folder])
     return (
         f"cd -- {shlex.quote(printable('--folder', job.folder))} || exit 1\n"
         'head=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")\n'
-        'torchrun --nnodes "$SKYPILOT_NUM_NODES" --node-rank "$SKYPILOT_NODE_RANK" '
-        f'--nproc-per-node {job.ranks_per_node} --master-addr "$head" --master-port {_PORT} \\\n'
-        f"    -m fourfold {command} {rest}\n"
+        f"python -m fourfold {command} {rest} \\\n"
+        f'    --nodes "$SKYPILOT_NUM_NODES" --node-rank "$SKYPILOT_NODE_RANK" --master "$head:{_PORT}"\n'
     )

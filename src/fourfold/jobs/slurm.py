@@ -1,4 +1,4 @@
-"""A batch script for Slurm: one task a rank; a lost node, preemption or the end of the time leads to a new start, which resumes."""
+"""A batch script for Slurm: one task a node; a lost node, preemption or the end of the time leads to a new start, which resumes."""
 
 import re
 import shlex
@@ -42,7 +42,7 @@ def write(job: Job, site: Site) -> str:
     directives = [
         f"#SBATCH --job-name={job.name}",
         f"#SBATCH --nodes={job.nodes}",
-        f"#SBATCH --ntasks-per-node={job.ranks_per_node}",
+        "#SBATCH --ntasks-per-node=1",
         *([f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.device is not None else []),
         "#SBATCH --exclusive",
         "#SBATCH --mem=0",
@@ -54,7 +54,8 @@ def write(job: Job, site: Site) -> str:
         value = getattr(site, option)
         stated = f"#SBATCH --{option}={value}"
         directives.append(stated if value is not None else f"##SBATCH --{option}=YOUR-{option.upper()}")
-    words = [job.program, *job.train_arguments(job.run_file, job.overrides)]
+    several = ["--nodes", str(job.nodes)] if job.nodes > 1 else []
+    words = [job.program, *job.train_arguments(job.run_file, job.overrides), *several]
     return _SCRIPT.format(
         title=job.title,
         directives="\n".join(directives),

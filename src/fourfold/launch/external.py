@@ -139,6 +139,7 @@ def _of_machines(environment: Mapping[str, str], nodes: int | None, node_rank: i
         master_address=address,
         master_port=_port(environment),
         launch=f"machines/{_values(environment, _SLURM_LAUNCH)}",
+        is_restarted="SLURM_STEP_ID" in environment,  # Slurm ends a job that lost a node
     )
 
 
