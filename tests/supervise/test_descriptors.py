@@ -1,4 +1,4 @@
-"""What a supervisor and its ranks have open while they train: what `check_files` asks for at the start, and no more."""
+"""A supervisor and its ranks have no more open while they train than `check_files` asks for at the start."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CHANGES = ("checkpoint.every_steps=50000", "run.evaluate_every=50000")
 
 
 def opened(pid: int) -> list[str]:
-    """What each descriptor of a process is."""
+    """The names of all that a process has open."""
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""What a rank asks the store, and what it holds, does not depend on how many ranks there are."""
+"""A rank asks the store for as much, and holds as much, however many ranks there are."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A TrainJob of Kubeflow Trainer 2.2 or newer: the command on all nodes, the run file in a ConfigMap, a claim that the nodes share."""
+"""A TrainJob of Kubeflow Trainer 2.2 or newer: the command on all nodes, the run file in a ConfigMap, a shared claim."""
 
 import shlex
 

@@ -91,7 +91,7 @@ def check_devices(config: RunConfig, cuda_devices: int, local_ranks: int) -> Non
 
 
 def _hidden() -> str:
-    """What says which devices there are to see, in brackets; empty where nothing does."""
+    """The variables that say which devices there are to see, in brackets; empty where nothing does."""
     told = [f"{name} = {os.environ[name][:80]!r}" for name in _VISIBLE if name in os.environ]
     return f" ({', '.join(told)})" if told else ""
 

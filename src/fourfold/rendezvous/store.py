@@ -63,22 +63,25 @@ class SecretStore(dist.Store):
                     self._connection.begin(self._fields("add", [heard], "1"))
 
         def begin() -> Future[list[bytes]]:
-            answer = self._connection.begin(self._fields("wait", [key], seconds=_LONG_SECONDS))
+            try:
+                answer = self._connection.begin(self._fields("wait", [key], seconds=_LONG_SECONDS))
+            except (OSError, EOFError, BrokenFrame) as error:
+                raise self._gone(error) from None
             answer.add_done_callback(hear)
             return answer
 
+        answers = [begin()]
+
         def look() -> bool:
-            nonlocal answer
-            if not answer.done():
+            if not (answer := answers[-1]).done():
                 return False
             if (error := answer.exception()) is not None:
                 raise self._gone(error) from None
-            if answer.result()[0] == OK:
-                return True
-            answer = begin()
-            return False
+            if answer.result()[0] != OK:
+                answers[:] = [begin()]
+                return False
+            return True
 
-        answer = begin()
         return look
 
     def set(self, key: str, value: str | bytes) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fourfold.rendezvous.frames import BrokenFrame
 
@@ -33,9 +34,11 @@ class Values:
                 self.set(key, value)
                 reply([OK])
             case (b"get", seconds, *keys):
-                self._when_set(keys, float(seconds), reply, lambda: [self._values.get(key, b"") for key in keys])
+                self._when(partial(self._missing, keys), float(seconds), reply, partial(self._all, keys))
             case (b"wait", seconds, *keys):
-                self._when_set(keys, float(seconds), reply, list)
+                self._when(partial(self._missing, keys), float(seconds), reply, list)
+            case (b"changed", seconds, key, old):
+                self._when(partial(self._unchanged, key, old), float(seconds), reply, partial(self._all, [key]))
             case (b"add", key, amount):
                 self.set(key, b"%d" % (int(self._values.get(key, b"0")) + int(amount)))
                 reply([OK, self._values[key]])
@@ -63,10 +66,19 @@ class Values:
         for look_again in self._waiting.pop(key, ()):
             look_again()
 
-    def _when_set(
-        self, keys: Sequence[bytes], seconds: float, reply: Reply, results: Callable[[], list[bytes]]
+    def _all(self, keys: Sequence[bytes]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def _unchanged(self, key: bytes, old: bytes) -> bytes | None:
+        return key if self.get(key) == old else None
+
+    def _missing(self, keys: Sequence[bytes]) -> bytes | None:
+        return next((key for key in keys if key not in self._values), None)
+
+    def _when(
+        self, lacks: Callable[[], bytes | None], seconds: float, reply: Reply, results: Callable[[], list[bytes]]
     ) -> None:
-        """Replies when all keys are there, or `late` after so many seconds."""
+        """Replies when no key is to be set any more, or `late` after so many seconds. `lacks`: the first key that is."""
         is_late = False
 
         def be_late() -> None:
@@ -79,7 +91,7 @@ class Values:
         def look() -> None:
             if is_late:
                 return
-            missing = next((key for key in keys if key not in self._values), None)
+            missing = lacks()
             if missing is not None:
                 self._waiting.setdefault(missing, []).append(look)
                 return

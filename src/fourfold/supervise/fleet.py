@@ -36,15 +36,18 @@ class Fleet:
         self._retired: dict[Slot, str] = {}
         self._asked: set[str] = set()
         self._polled = time.monotonic()
+        self._read = 0
         self.machines: dict[int, Machine] = {}
 
     def poll(self) -> None:
         """Takes in what other machines report. Raises `RunFailure`."""
         now = time.monotonic()
         passed, self._polled = min(now - self._polled, _MOST_SECONDS), now
-        for text in self._server.get(JOINED).split(b","):
+        joined = self._server.get(JOINED)
+        for text in joined[self._read :].split(b","):  # what is there stays: numbers are appended
             if re.fullmatch(rb"[0-9]{1,6}", text) and int(text) and int(text) not in self.machines:
                 self.machines[int(text)] = Machine(int(text), self._server, self._limit)
+        self._read = len(joined)
         for machine in self.machines.values():
             machine.poll(passed)
 

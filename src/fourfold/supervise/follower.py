@@ -8,6 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
@@ -27,14 +28,16 @@ from fourfold.rendezvous.addresses import loopback
 from fourfold.rendezvous.connection import Connection
 from fourfold.rendezvous.frames import SECRET, BrokenFrame
 from fourfold.rendezvous.values import OK
-from fourfold.supervise.messages import JOINED, ORDER, REPORT, Order, Report, order_key, report_key
+from fourfold.supervise.messages import JOINED, ORDER, REPORT, Order, Report, order_key, report_key, report_seconds
 from fourfold.supervise.observation import observe
 from fourfold.supervise.signals import LaunchOutcome, StopRequests
 from fourfold.supervise.supervisor import RESTARTED_SECONDS, in_mid_run, is_ready, kept_memory, reach
 from fourfold.supervise.tracebacks import read_tracebacks
 
-_POLL_SECONDS, _REPORT_SECONDS = 0.02, 0.1
+_POLL_SECONDS, _LOOK_SECONDS = 0.02, 0.1
 _TRY_SECONDS = 1.0
+_ORDER_SECONDS = 60.0
+"""How long a request for the next order waits at the store: then it is made again."""
 
 
 def follow(
@@ -106,30 +109,37 @@ class _Follower:
         self._received = received
         self._connection: Connection | None = None
         self._store: tuple[int, bytes] | None = None
+        self._asked: Future[list[bytes]] | None = None
+        self._order = b""
+        self._told: Report | None = None
         self._ranks: LocalRanks | None = None
         self._heard = time.monotonic()
         self._has_ended = False
         self._failures: list[RankFailure] = []
 
     def run(self, patience: float, on_notice: Callable[[str], None]) -> LaunchOutcome:
-        reported, is_cut_off = 0.0, False
+        looked = reported = 0.0
+        is_cut_off = False
         while True:
             if len(self._received) > 1:
                 self.kill()
                 return LaunchOutcome(128 + self._received[0], killed=True)
             if self._ranks is not None:
                 self._ranks.collect()
-            is_due = time.monotonic() - reported >= _REPORT_SECONDS
-            if is_due:
-                reported = time.monotonic()
-                order = self._exchange()
-                if order is not None and order.action == "leave":
-                    self.kill()
-                    self._exchange(replace(self.report, obeyed=order.number))
-                    return LaunchOutcome(order.exit_code, order.message)
-                if order is not None:
-                    self._obey(order)
-                    reported = 0.0
+            order = self._next_order()
+            if order is not None and order.action == "leave":
+                self.kill()
+                self.report = replace(self.report, obeyed=order.number)
+                self._tell()
+                return LaunchOutcome(order.exit_code, order.message)
+            if order is not None:
+                self._obey(order)
+            now = time.monotonic()
+            if order is not None or now - looked >= _LOOK_SECONDS:
+                looked = now
+                if self._has_news() or now - reported >= report_seconds(self._limit):
+                    reported = now
+                    self._tell()
             if self._has_ended:
                 self.kill()
                 finished = self._folder.finished_step() is not None
@@ -200,33 +210,51 @@ class _Follower:
         told = {"MASTER_PORT": str(port), SECRET: secret.hex(), "FOURFOLD_FENCE": str(fence)}
         return {**reach(self._member), **told}
 
-    def _exchange(self, report: Report | None = None) -> Order | None:
-        """Reports, and returns an order that was not carried out yet. Nothing where the leader cannot be reached."""
-        report = report or self.report
+    def _has_news(self) -> bool:
+        """Takes in how the ranks are; whether the leader does not know of it yet, but for where they are."""
         ranks = self._ranks
-        self.report = report = replace(
-            report,
-            number=self.report.number + 1,
+        self.report = replace(
+            self.report,
             is_ready=self._spawner.ready() and not (ranks is not None and ranks.alive()),
             exit_codes=dict(ranks.exit_codes) if ranks is not None else {},
             failures=list(self._failures),
-            seen=observe(self._folder.path, self._member.index, ranks.pids) if ranks is not None else {},
             signal=self._received[0] if self._received else 0,
         )
-        index = self._member.index
+        return self.report != self._told
+
+    def _tell(self) -> None:
+        """Reports to the leader, where it can be reached."""
+        ranks, index = self._ranks, self._member.index
+        seen = observe(self._folder.path, index, ranks.pids) if ranks is not None else {}
+        self.report = replace(self.report, number=self.report.number + 1, seen=seen)
         try:
             if self._connection is None:
                 self._connect()
             assert self._connection is not None
             left = max(0.1, self._limit - (time.monotonic() - self._heard))
-            self._connection.ask([b"set", report_key(index).encode(), REPORT.dump_json(report)], left)
-            status, *found = self._connection.ask([b"get", b"0", order_key(index).encode()], left)
-            self._heard = time.monotonic()
-            order = ORDER.validate_json(found[0]) if status == OK else None
-        except (OSError, EOFError, BrokenFrame, ValidationError, RunFailure):
+            self._connection.ask([b"set", report_key(index).encode(), REPORT.dump_json(self.report)], left)
+            self._heard, self._told = time.monotonic(), self.report
+        except (OSError, EOFError, BrokenFrame, RunFailure):
+            self._disconnect()
+
+    def _next_order(self) -> Order | None:
+        """An order that was not carried out yet, as soon as it is there."""
+        try:
+            if self._asked is None and self._connection is not None:
+                key = order_key(self._member.index).encode()
+                self._asked = self._connection.begin([b"changed", b"%g" % _ORDER_SECONDS, key, self._order])
+            if self._asked is None or not self._asked.done():
+                return None
+            status, *found = self._asked.result()
+            self._asked = None
+            if status != OK:
+                return None
+            self._order = found[0]
+            order = ORDER.validate_json(self._order)
+        except (OSError, EOFError, BrokenFrame, ValidationError):
             self._disconnect()
             return None
-        return order if order is not None and order.life == report.life and order.number > report.obeyed else None
+        return order if order.life == self.report.life and order.number > self.report.obeyed else None
 
     def _connect(self) -> None:
         """Raises where the leader cannot be reached, or has not said where it is."""
@@ -247,4 +275,5 @@ class _Follower:
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+        self._connection = self._asked = self._told = None
+        self._order = b""

@@ -39,9 +39,9 @@ class Generation:
     def alive(self) -> bool:
         return any(part.alive() for part in self._parts)
 
-    def misses_somebody(self) -> bool:
-        """Whether a machine with ranks that should live says nothing, and is not yet given up."""
-        return any(part.alive() and part.machine.is_missed for part in self._others)
+    def misses_somebody(self, seconds: float) -> bool:
+        """Whether a machine with ranks that should live has said nothing for so long, and is not yet given up."""
+        return any(part.alive() and part.machine.is_missed(seconds) for part in self._others)
 
     def collect(self) -> None:
         """Notes ranks that have ended."""

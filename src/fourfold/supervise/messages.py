@@ -17,6 +17,12 @@ JOINED = "machines"
 Action = Literal["start", "ask", "end", "kill", "calls", "leave"]
 
 
+def report_seconds(limit_seconds: float) -> float:
+    """How often a machine that is lost after so many seconds of silence reports what has not changed: the leader reads all reports
+    in one thread, so once a second at most."""
+    return min(1.0, limit_seconds / 5)
+
+
 def order_key(machine: int) -> str:
     return f"machine/{machine}/order"
 

@@ -9,12 +9,11 @@ from pydantic import ValidationError
 from fourfold.config import RunFailure
 from fourfold.launch.failures import RankFailure
 from fourfold.rendezvous.server import StoreServer
-from fourfold.supervise.messages import ORDER, REPORT, Action, Order, Report, order_key, report_key
+from fourfold.supervise.messages import ORDER, REPORT, Action, Order, Report, order_key, report_key, report_seconds
 from fourfold.supervise.observation import Observation
 
-_FRESH_SECONDS = 1.0
-_OVERDUE_SECONDS = 0.5
-"""Five reports."""
+_FRESH_REPORTS = 2.5
+"""Reports that may be late before what the last one says is old."""
 _LOST = -9
 """The exit code of a rank of which nothing is known any more."""
 
@@ -54,9 +53,13 @@ class Machine:
         self.report, self.silent = report, 0.0
 
     @property
-    def is_missed(self) -> bool:
-        """Whether reports are overdue, and it is not lost yet."""
-        return _OVERDUE_SECONDS < self.silent <= self._limit
+    def is_fresh(self) -> bool:
+        """Whether its last report says how it stands now."""
+        return self.silent < _FRESH_REPORTS * report_seconds(self._limit)
+
+    def is_missed(self, seconds: float) -> bool:
+        """Whether it has not reported for so long, and is not lost yet."""
+        return seconds < self.silent <= self._limit
 
     @property
     def is_lost(self) -> bool:
@@ -126,14 +129,13 @@ class RemoteRanks:
         report = self.machine.report
         if report is None or report.obeyed < self._started:
             return dict.fromkeys(self._ranks, Observation(is_fresh=False))
-        is_fresh = self.machine.silent < _FRESH_SECONDS
         seen = {rank: report.seen.get(rank, Observation(is_fresh=False)) for rank in self._ranks}
-        return seen if is_fresh else {rank: replace(each, is_fresh=False) for rank, each in seen.items()}
+        return seen if self.machine.is_fresh else {rank: replace(each, is_fresh=False) for rank, each in seen.items()}
 
     def ask_for_calls(self) -> int:
         """Asks for the ranks' calls; the number of the report's `obeyed` from which on they are there."""
         report = self.machine.report
-        hears = report is not None and report.obeyed >= self._started and self.machine.silent < _FRESH_SECONDS
+        hears = report is not None and report.obeyed >= self._started and self.machine.is_fresh
         return self.machine.order("calls") if hears else 0
 
     def ask(self) -> None:

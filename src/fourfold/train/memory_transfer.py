@@ -17,7 +17,7 @@ from fourfold.train.session import RankContext
 
 _PIECE_BYTES = 1 << 23
 _GATHERED_BYTES = 1 << 26
-"""Of all ranks together, gathered at once: a rank's device holds so many."""
+"""Bytes of all ranks together that are gathered at once: a rank's device holds so many."""
 Region = tuple[int, int]
 """(rank, version)"""
 
@@ -25,7 +25,7 @@ Region = tuple[int, int]
 class MemoryTransfer:
     """A rank's end of what moves copies. All ranks call the same methods in order.
 
-    What all ranks know travels on the group of all ranks, between steps. A copy travels beside training, on a group of the two
+    Facts that all ranks know travel on the group of all ranks, between steps. A copy travels beside training, on a group of the two
     ranks that it moves between, and `meet` is a counter in the store: no rank has connections for all others.
     """
 

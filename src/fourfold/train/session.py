@@ -112,7 +112,7 @@ def choose_device(section: RunSection, claim: Callable[[int], bool] = lambda ind
 
 
 def _visible() -> str:
-    """What hides devices, in brackets; empty where nothing does."""
+    """The variable that hides devices, in brackets; empty where it is not set."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     return f" (CUDA_VISIBLE_DEVICES = {told[:80]!r})" if told is not None else ""
 
