@@ -47,7 +47,6 @@ SHORT = {
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",
-    "train/peers.py": "the rule by which a rank's peer is chosen, apart from the copies that go there",
 }
 
 

@@ -1,7 +1,10 @@
 """A barrier of all ranks that is a counter in the store, for threads beside training.
 
 A process group would serve too, and costs each rank a connection and two requests for every other rank: 537 million requests for
-16,384 ranks. The counter costs a rank two requests a barrier and no connection, whatever their number, and the store a few keys.
+16,384 ranks. The counter costs a rank two requests a barrier and no connection, whatever their number, and the store a few keys:
+
+    save/3       how many ranks have come to barrier 3 of those that meet as "save"; deleted once all have
+    save/3/all   set by the rank that comes last; deleted once all have come to barrier 4, and so left barrier 3
 """
 
 import torch.distributed as dist

@@ -126,9 +126,8 @@ class Training:
         if self.memory is not None:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
-        self.saver = Saver(
-            self.config, out, self.view, self.units, self.executor.routers, context.rank, context.barrier("save")
-        )
+        own = self.units, self.executor.routers, context.rank
+        self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"))
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
         self.peak_bytes: int | None = None
         self.sent_bytes: dict[str, int] = {}

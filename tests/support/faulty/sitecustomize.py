@@ -117,11 +117,11 @@ def install() -> None:
     read, clip, backward, run = GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward, Executor.run
     here, choose = [-1], session.choose_device
 
-    def choose_device(section):
+    def choose_device(section, *claim):
         broken = what == "device" and (Path(os.environ["FOURFOLD_TEST_COUNTER"]) / "broken").exists()
         if broken and os.environ.get("LOCAL_RANK") == rank:
             raise RuntimeError(f"device {rank} does not answer")
-        return choose(section)
+        return choose(section, *claim)
 
     def batch(self, at, rows):
         here[0] = at
