@@ -4,6 +4,7 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -40,3 +41,19 @@ def test_all_stop_before_the_same_step(seed: int) -> None:
     server.close()
     assert len(set(stopped)) == 1
     assert stopped[0] > min(asked.values())
+
+
+def test_rank_0_names_no_step_before_all_have_heard() -> None:
+    """One that has not would not ask in time."""
+    store = dist.HashStore()
+    context = SimpleNamespace(world_size=3, rank=0, store=store, awaited=lambda key, heard: lambda: True)
+    stop = StopSignal(context)  # type: ignore[arg-type]
+    store.add("stop_heard", 2)
+    for step in range(4, 8):
+        assert not stop.stops_before(step)
+        assert stop._asked is not None
+        assert stop._asked.result() is None
+    assert not store.check(["stop_at"])
+    store.add("stop_heard", 1)
+    assert not stop.stops_before(8)
+    assert stop._asked.result() == int(store.get("stop_at")) == 8 + StopSignal.MARGIN_STEPS
