@@ -1,6 +1,9 @@
 """Initial parameters are a pure function of (seed, name, element): any range of them, under any layout."""
 
+import hashlib
 import math
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +134,85 @@ def test_the_published_recipe() -> None:
     biased = build_segments(ModelConfig(1, 32, 4, 2, 8, 56, 99, qkv_bias=True))[1]
     assert {p.init_std for p in biased.parameters if p.name.endswith("bias")} == {0.0}
     assert np.all([not p.weight_decay for p in biased.parameters if len(p.shape) == 1])
+
+
+def inverted(name: str, start: int, end: int, seed: int) -> torch.Tensor:
+    """The definition: Philox's words of the parameter's key, their upper 53 bits as a number in [0, 1), the inverse of the cut
+    normal's distribution. One thread, no block, no generator of floats."""
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
+    words = np.random.Philox(key=key).random_raw(end)[start:]
+    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    low = 0.5 * (1 + math.erf(-3 / math.sqrt(2)))
+    return (torch.erfinv(2 * (low + (1 - 2 * low) * uniform) - 1) * math.sqrt(2)).clamp(-3, 3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_values_do_not_depend_on_threads_chunks_or_blocks(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initialize, "_CHUNK", 700)
+    monkeypatch.setattr(initialize, "_BLOCK", 64)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    spec = ParameterSpec("p", (100, 100), 0.5, True, None)
+    runs = [
+        (3, 5, 1),
+        (7, 7, 3),
+        (9, 1800, 40),
+        (2001, 2002, 2000),
+        (2003, 6000, 3000),
+    ]  # short and long, with places between
+    out = torch.full((9000,), torch.nan)
+    initialize.fill_runs(spec, runs, 11, out)
+    right = torch.full((9000,), torch.nan)
+    for first, last, low in runs:
+        right[low : low + last - first] = inverted("p", first, last, 11).mul(0.5)
+    torch.testing.assert_close(out, right, rtol=0, atol=0, equal_nan=True)
+
+
+def test_threads_share_the_work_and_it_says_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many threads draw as the rank computes with; and however large a parameter, somebody hears of every chunk of it."""
+    monkeypatch.setattr(initialize, "_CHUNK", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    meet, who = threading.Barrier(3, timeout=60), set()
+    normals = initialize._normals
+
+    def watched(*given: Any) -> torch.Tensor:
+        if threading.get_ident() not in who:
+            who.add(threading.get_ident())
+            meet.wait()  # broken, unless three threads are at work at once
+        return normals(*given)
+
+    monkeypatch.setattr(initialize, "_normals", watched)
+    parts: list[int] = []
+    out = torch.empty(10_000)
+    spec = ParameterSpec("p", (10_000,), 1.0, True, None)
+    initialize.fill_runs(spec, [(0, 10_000, 0)], 0, out, lambda: parts.append(1))
+    assert len(who) == 3
+    assert len(parts) == 10
+
+
+@pytest.mark.parametrize("axis", ["tp", "ep"])
+def test_a_rank_draws_what_it_holds_and_nothing_else(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = 0
+    into = initialize._Draws.into
+
+    def counted(draws: Any, out: Any, start: int) -> None:
+        nonlocal drawn
+        drawn += len(out)
+        into(draws, out, start)
+
+    monkeypatch.setattr(initialize._Draws, "into", counted)
+    model = {"num_experts": 4, "top_k": 2, "moe_ffn_size": 16} if axis == "ep" else {}
+    layout = {"tp": 2} if axis == "tp" else {"ep": 2, "dp_shard": 2}
+    view = make_view(model, **layout)
+    place = dict.fromkeys(("tp", "ep", "dp_shard"), 1) | {
+        "pp": 0,
+        "dp_replicate": 0,
+        "cp": 0,
+        "etp": 0,
+        "tp_head": 1,
+    }
+    held = 0
+    for flat in view.flats.values():
+        out = torch.empty(flat.shard_numel)
+        initialize_shard(flat, 0, 0, place, out)
+        held += sum(local.numel for local in flat.parameters if local.spec.init_std)
+    assert 0 < drawn <= held

@@ -1,6 +1,6 @@
 """Initial weights: a rank's shard of its part of a unit, from a Hugging Face folder."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -10,11 +10,17 @@ from fourfold.layout import FlatLayout
 
 
 def fill_from_folder(
-    folder: WeightFolder, flat: FlatLayout, index: int, coordinates: Mapping[str, int], out: Tensor
+    folder: WeightFolder,
+    flat: FlatLayout,
+    index: int,
+    coordinates: Mapping[str, int],
+    out: Tensor,
+    advance: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills `out` [flat.shard_numel] with shard `index` of the part of the rank at `coordinates`; the padding is 0.
 
     `folder` was checked against the model (`WeightFolder.check_against`). Only the tensors and rows that hold the shard are read.
+    `advance` is called after each parameter.
     """
     out.zero_()
     shard_start, shard_end = flat.shard_range(index)
@@ -24,3 +30,4 @@ def fill_from_folder(
         if low < high:
             values = folder.box(parameter.name, box, low - start, high - start)
             out[low - shard_start : high - shard_start] = values.to(out)
+            advance()

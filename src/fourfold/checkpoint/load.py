@@ -1,6 +1,6 @@
 """Loading under any layout: everything is checked, names, shapes, formats and digests, before the first element is copied."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ def load_checkpoint(
     extras: Mapping[str, Tensor] | None = None,
     manifest: Manifest | None = None,
     sources: Mapping[str, ByteSource] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Fills the tensors of `shards` and `extras` in place and returns the `info` that was saved.
 
     `shards`: this rank's shard of its part of every unit that it holds, under whatever layout; replicas load the same shard. Only
     the chunks of 256 KiB that hold some of them are read. The roles asked for may be fewer than those saved. `units`: the names of
     all units of the model; by default those in `shards`. `manifest`, `sources`: of a state that
-    lies in no folder. Raises, with the tensors untouched, `DamagedCheckpoint` when the
+    lies in no folder. `advance` is called as parts are checked and read. Raises, with the tensors untouched, `DamagedCheckpoint` when the
     checkpoint is not whole, and another `RunFailure` when it was saved by another model.
     """
     manifest = manifest or read_manifest(path)
@@ -36,15 +37,20 @@ def load_checkpoint(
     check_fits(path, manifest, shards, set(shards) if units is None else set(units))
     check_extras(path, manifest, extras)
     saved = SavedState(path, manifest, sources)
-    fill_shards(saved, shards, extras)
+    fill_shards(saved, shards, extras, advance)
     return manifest.info
 
 
-def fill_shards(saved: SavedState, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor] | None = None) -> None:
+def fill_shards(
+    saved: SavedState,
+    shards: Mapping[str, UnitShard],
+    extras: Mapping[str, Tensor] | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
     """Fills the shards of a rank of any layout, and tensors beside the units. Raises `RunFailure`, with the tensors untouched."""
     reads = [read for shard in shards.values() for read in shard_reads(saved, shard)]
     reads += [saved.extra(name, tensor) for name, tensor in (extras or {}).items()]
-    saved.fill(reads)
+    saved.fill(reads, advance)
     for shard in shards.values():
         for start, end in padding(shard):
             for role in shard.tensors:

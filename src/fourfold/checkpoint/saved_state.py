@@ -138,16 +138,16 @@ class SavedState:
         files = [self.file(name) for name in self.manifest.files]
         _verify([(file, file.all_chunks) for file in files], keep=False)
 
-    def fill(self, reads: Iterable[TensorRead]) -> None:
-        """Checks the chunks that the reads need, all of them, then carries the reads out. Raises `DamagedCheckpoint`; no tensor is
-        touched where a chunk is not as it was saved."""
+    def fill(self, reads: Iterable[TensorRead], advance: Callable[[], None] = lambda: None) -> None:
+        """Checks the chunks that the reads need, all of them, then carries the reads out, and calls `advance` after each part of
+        both. Raises `DamagedCheckpoint`; no tensor is touched where a chunk is not as it was saved."""
         reads = list(reads)
         needed: dict[str, set[int]] = {}
         for read in reads:
             for piece in read.ranges:
                 needed.setdefault(piece.file, set()).update(self._files[piece.file].chunks_of(piece.start, piece.end))
-        _verify([(self._files[name], sorted(chunks)) for name, chunks in sorted(needed.items())], keep=True)
-        on_threads(self._carry_out, reads)
+        _verify([(self._files[name], sorted(chunks)) for name, chunks in sorted(needed.items())], True, advance)
+        on_threads(self._carry_out, reads, advance)
         for file in self._files.values():
             file.forget()
 
@@ -184,22 +184,26 @@ def _numbers(tensor: Tensor) -> np.ndarray:
     return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]).numpy()
 
 
-def _verify(needed: Sequence[tuple[CheckedFile, Sequence[int]]], keep: bool) -> None:
+def _verify(
+    needed: Sequence[tuple[CheckedFile, Sequence[int]]], keep: bool, advance: Callable[[], None] = lambda: None
+) -> None:
     """Checks chunks of files, some at a time. `keep`: they are read next."""
     tasks = [
         (file, chunks[start : start + _TASK_CHUNKS])
         for file, chunks in needed
         for start in range(0, len(chunks), _TASK_CHUNKS)
     ]
-    on_threads(lambda task: task[0].verify(task[1], keep), tasks)
+    on_threads(lambda task: task[0].verify(task[1], keep), tasks, advance)
 
 
-def on_threads(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:
-    """Runs the tasks on as many threads as the rank computes with, two at least; reading and digests hold no interpreter lock."""
+def on_threads(work: Callable[[Any], None], tasks: Sequence[Any], advance: Callable[[], None] = lambda: None) -> None:
+    """Runs the tasks on as many threads as the rank computes with, two at least; reading and digests hold no interpreter lock.
+    Calls `advance` here after each."""
     if len(tasks) < 2:
         for task in tasks:
             work(task)
+            advance()
         return
     with ThreadPoolExecutor(max(2, torch.get_num_threads())) as pool:
         for _ in pool.map(work, tasks):
-            pass
+            advance()

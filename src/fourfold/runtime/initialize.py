@@ -1,8 +1,13 @@
-"""Initial parameters as a pure function of (seed, name, element): the same under every layout, made shard by shard."""
+"""Initial parameters as a pure function of (seed, name, element): the same under every layout, made shard by shard.
+
+A rank draws what it holds and nothing else, on as many threads as it computes with: numbers are drawn, and turned into normals, in
+blocks that stay in a core's cache, without the interpreter's lock.
+"""
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import numpy as np
@@ -14,14 +19,28 @@ from fourfold.model.spec import ParameterSpec
 
 TRUNCATION = 3.0
 _CHUNK = 1 << 20
+"""Elements that a thread draws at a time."""
+_BLOCK = 30_000
+"""Elements that are drawn and computed together: fewer than those from which on torch would start threads of its own."""
+
+Run = tuple[int, int, int]
+"""Elements [first, last) of a parameter, flattened, and the place of the first in what is filled."""
 
 
-def initialize_shard(flat: FlatLayout, index: int, seed: int, coordinates: Mapping[str, int], out: Tensor) -> None:
-    """Fills `out` [shard_numel] with shard `index` of a unit's initial parameters; the unit's part is that of `coordinates`."""
+def initialize_shard(
+    flat: FlatLayout,
+    index: int,
+    seed: int,
+    coordinates: Mapping[str, int],
+    out: Tensor,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Fills `out` [shard_numel] with shard `index` of a unit's initial parameters; the unit's part is that of `coordinates`.
+    `advance` is called whenever some more of them are there."""
     out.zero_()
     for local, start, end, target in shard_pieces(flat, index, out):
-        for first, last, low, high in global_runs(local, coordinates, start, end):
-            fill_range(local.spec, first, last, seed, target[low:high])
+        runs = [(first, last, low) for first, last, low, _ in global_runs(local, coordinates, start, end)]
+        fill_runs(local.spec, runs, seed, target, advance)
 
 
 def shard_pieces(flat: FlatLayout, index: int, out: Tensor) -> Iterator[tuple[LocalParameter, int, int, Tensor]]:
@@ -62,28 +81,93 @@ def global_runs(
 
 def fill_range(spec: ParameterSpec, start: int, end: int, seed: int, out: Tensor) -> None:
     """Elements [start, end) of one parameter, flattened."""
-    if spec.init_std is None:
-        out.fill_(1.0)
+    fill_runs(spec, [(start, end, 0)], seed, out)
+
+
+def fill_runs(
+    spec: ParameterSpec, runs: Sequence[Run], seed: int, out: Tensor, advance: Callable[[], None] = lambda: None
+) -> None:
+    """Runs of one parameter, in its order, each to its place in `out`; elements of `out` in no run stay as they are."""
+    constant = 1.0 if spec.init_std is None else 0.0 if spec.init_std == 0.0 else None
+    if constant is not None:
+        for first, last, low in runs:
+            out[low : low + last - first] = constant
         return
-    if spec.init_std == 0.0:
-        out.zero_()
+    tasks = list(_parts(runs, _CHUNK))
+    threads = min(torch.get_num_threads(), len(tasks))
+
+    def fill(task: Sequence[Run]) -> None:
+        draws = _Draws(spec.name, seed)
+        for block in _parts(task, _BLOCK):
+            values = _normals(draws, block).mul_(spec.init_std)
+            begin, low = 0, block[0][2]
+            if low + values.numel() == block[-1][2] + block[-1][1] - block[-1][0]:  # without padding between
+                out[low : low + values.numel()] = values
+                continue
+            for first, last, low in block:
+                out[low : low + last - first] = values[begin : begin + last - first]
+                begin += last - first
+
+    if threads < 2:
+        for task in tasks:
+            fill(task)
+            advance()
         return
-    for low in range(start, end, _CHUNK):
-        high = min(low + _CHUNK, end)
-        out[low - start : high - start] = truncated_normal(spec.name, low, high, seed).mul_(spec.init_std).to(out)
+    with ThreadPoolExecutor(threads, "initialize") as pool:
+        for _ in pool.map(fill, tasks):
+            advance()
 
 
 def truncated_normal(name: str, start: int, end: int, seed: int) -> Tensor:
-    """Elements [start, end) of the parameter's own stream of standard normals cut at three deviations, fp64.
+    """Elements [start, end) of the parameter's own stream of standard normals cut at three deviations, fp64."""
+    return _normals(_Draws(name, seed), [(start, end, 0)])
 
-    Philox (Salmon et al. 2011) is counter-based, so a range costs no more than its length; normals by inversion.
+
+def _parts(runs: Sequence[Run], most: int) -> Iterator[list[Run]]:
+    """The runs in groups of `most` elements, the last of fewer; long runs are cut."""
+    group: list[Run] = []
+    left = most
+    for first, last, low in runs:
+        while first < last:
+            taken = min(left, last - first)
+            group.append((first, first + taken, low))
+            first, low, left = first + taken, low + taken, left - taken
+            if not left:
+                yield group
+                group, left = [], most
+    if group:
+        yield group
+
+
+class _Draws:
+    """A parameter's own stream of uniform numbers in [0, 1), fp64, at any place.
+
+    Philox (Salmon et al. 2011) is counter-based, so a range costs no more than its length. One counter gives four numbers.
     """
-    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
-    generator = np.random.Philox(key=key)
-    skipped = start % 4
-    generator.advance(start // 4)  # one counter gives four 64-bit words
-    words = generator.random_raw(end - start + skipped)[skipped:]
-    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+
+    def __init__(self, name: str, seed: int) -> None:
+        key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
+        self._words = np.random.Philox(key=key)
+        self._uniform = np.random.Generator(self._words)
+        self._counter = 0
+
+    def into(self, out: np.ndarray, start: int) -> None:
+        """Elements [start, start + len(out))."""
+        skipped = start % 4
+        self._words.advance(start // 4 - self._counter)
+        if skipped:
+            self._words.random_raw(skipped, output=False)
+        self._uniform.random(out=out)
+        self._counter = start // 4 + -(-(skipped + len(out)) // 4)
+
+
+def _normals(draws: _Draws, runs: Sequence[Run]) -> Tensor:
+    """Standard normals cut at three deviations, by inversion, of runs one behind the other, fp64."""
+    uniform = np.empty(sum(last - first for first, last, _ in runs))
+    begin = 0
+    for first, last, _ in runs:
+        draws.into(uniform[begin : begin + last - first], first)
+        begin += last - first
     low = 0.5 * (1 + math.erf(-TRUNCATION / math.sqrt(2)))
-    inner = low + (1 - 2 * low) * uniform
-    return torch.erfinv(2 * inner - 1).mul_(math.sqrt(2)).clamp_(-TRUNCATION, TRUNCATION)
+    values = torch.from_numpy(uniform).mul_(1 - 2 * low).add_(low)
+    return values.mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2)).clamp_(-TRUNCATION, TRUNCATION)

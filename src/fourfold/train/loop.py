@@ -47,6 +47,7 @@ from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
+from fourfold.train.meeting import Starting
 from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
@@ -92,11 +93,13 @@ class Training:
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
         self.memory = open_peer_memory(self.config, out, context, self.view)
         copy = self.memory.find() if self.memory is not None else None
-        resumption = Resumption(lambda: state.saved_steps(self.config, out), context, copy)
+        self._starting = Starting(context, self.config.run.timeout_seconds, self.board)
+        starting = self._starting
+        resumption = Resumption(lambda: state.saved_steps(self.config, out), context, copy, starting.meet)
         released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
         if resumption.is_new:
-            fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
+            fill = state.initial_fill(released, self.config.run.seed, layout, context.rank, starting.advance)
         section = self.config.optimizer
         saved = copy.manifest if copy is not None else None
         self.choices = choose_for_run(*(self.config, self.spec, self.program, context, resumption.newest, saved))
@@ -126,6 +129,7 @@ class Training:
         if self.memory is not None:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
+            starting.meet()
         own = self.units, self.executor.routers, context.rank
         self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"))
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
@@ -138,10 +142,10 @@ class Training:
         """Fills this rank's state from a checkpoint, or from a copy in memory."""
         place = self.view, self.units, self.executor.routers, self.context.rank
         if copy is None or self.memory is None:
-            return state.restore(path, *place)
+            return state.restore(path, *place, advance=self._starting.advance)
         shards = state.unit_shards(self.spec.layout, self.units, self.context.rank)
         sources = self.memory.fetch(copy, shards, state.extra_tensors(self.view, self.executor.routers))
-        return state.restore(path, *place, copy.manifest, sources)
+        return state.restore(path, *place, copy.manifest, sources, self._starting.advance)
 
     def _refuse(self, step: int, problem: str) -> None:
         """Says at once that a checkpoint is passed over, whether or not the run then goes on."""

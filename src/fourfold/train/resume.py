@@ -27,11 +27,18 @@ _NO_DAMAGE = (UserError, dist.DistError)
 class Resumption:
     """The checkpoints of a run, as all its ranks see them."""
 
-    def __init__(self, find: Callable[[], list[Path]], context: RankContext, memory: MemoryCopy | None = None) -> None:
-        """`find`: the folders of saved steps, newest first. `memory`: the newest copy, the same on every rank."""
+    def __init__(
+        self,
+        find: Callable[[], list[Path]],
+        context: RankContext,
+        memory: MemoryCopy | None = None,
+        meet: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`find`: the folders of saved steps, newest first. `memory`: the newest copy, the same on every rank. `meet`: waits until
+        every rank has read a checkpoint, or found that it cannot."""
         self.memory: MemoryCopy | None = None
         """The copy that the run goes on from, once it is restored."""
-        self._context = context
+        self._context, self._meet = context, meet
         if context.rank == 0:  # one rank looks, so that all see the same folders
             context.store.set("checkpoints", json.dumps([str(path) for path in find()]))
         self._paths = [place(text) for text in json.loads(context.store.get("checkpoints"))]
@@ -82,6 +89,7 @@ class Resumption:
                 raise
             problem = f"{path} cannot be read ({error_text(error)})"
         context = self._context
+        self._meet()
         failed = context.least(context.rank if problem else context.world_size)
         return (info, "") if failed == context.world_size else (None, context.tell(problem, failed))
 

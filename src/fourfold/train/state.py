@@ -51,12 +51,14 @@ def initial_folder(config: RunConfig, spec: StepSpec) -> WeightFolder | None:
     return folder
 
 
-def initial_fill(folder: WeightFolder | None, seed: int, layout: Layout, rank: int) -> FillShard:
-    """Where parameters come from at step 0: the released weights, or else the seed."""
+def initial_fill(
+    folder: WeightFolder | None, seed: int, layout: Layout, rank: int, advance: Callable[[], None]
+) -> FillShard:
+    """Where parameters come from at step 0: the released weights, or else the seed. `advance` is called as they come."""
     coordinates = layout.coordinates(rank)
     if folder is None:
-        return lambda flat, index, out: initialize_shard(flat, index, seed, coordinates, out)
-    return lambda flat, index, out: fill_from_folder(folder, flat, index, coordinates, out)
+        return lambda flat, index, out: initialize_shard(flat, index, seed, coordinates, out, advance)
+    return lambda flat, index, out: fill_from_folder(folder, flat, index, coordinates, out, advance)
 
 
 def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
@@ -210,9 +212,10 @@ def restore(
     rank: int,
     manifest: Manifest | None = None,
     sources: Mapping[str, ByteSource] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Fills the units and biases from a checkpoint and returns what was saved beside them. `manifest`, `sources`: of a state in
-    memory. Raises `FinalFailure` for the state of another optimizer."""
+    memory. `advance` is called as parts of it are read. Raises `FinalFailure` for the state of another optimizer."""
     saved, own = (manifest or read_manifest(path)).info.get(_OPTIMIZER), view.spec.optimizer.name
     if saved != own:
         raise FinalFailure(
@@ -226,4 +229,5 @@ def restore(
         extras=extra_tensors(view, routers),
         manifest=manifest,
         sources=sources,
+        advance=advance,
     )
