@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,11 +11,17 @@ Side = Callable[[], AbstractContextManager[None]]
 """Within the block, work goes to the side stream, after all that the computing stream was given."""
 
 
+def host_tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array as a CPU tensor; where it goes to another device, in pinned memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory()
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A CPU tensor on the device. A copy from pinned memory does not block, and torch keeps that memory until the copy is over."""
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 def read_back(tensors: Sequence[Tensor]) -> list[list[float]]:

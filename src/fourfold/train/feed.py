@@ -1,4 +1,7 @@
-"""From rows of a global batch to the microbatches that segments read."""
+"""From rows of a global batch to the microbatches that segments read: first in the host's memory, which a thread may do beside the
+step before, then on the device."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,9 +14,21 @@ from fourfold.model.environment import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
-from fourfold.runtime.device import to_device
+from fourfold.runtime.device import host_tensor, to_device
 
 EVERY = slice(None)
+
+
+@dataclass(frozen=True)
+class HostMicrobatch:
+    """What one microbatch takes to the device, in the host's memory, which is pinned for CUDA. [microbatch_sequences, own
+    positions] each, [D, ...] of the D MTP modules; positions: where they choose angles or rows of a table, else None."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    positions: torch.Tensor | None
+    ahead_tokens: torch.Tensor | None = None
+    ahead_targets: torch.Tensor | None = None
 
 
 class RowFeed:
@@ -41,6 +56,13 @@ class RowFeed:
         self._ahead = [look_ahead(batch, depth) for depth in range(1, mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
         self.num_targets = tuple(int((self._own(targets) != IGNORED).sum()) for targets in every)
+        self._prepared: dict[int, HostMicrobatch] = {}
+
+    def prepare(self) -> "RowFeed":
+        """Makes every microbatch in the host's memory, so that `load` copies alone; this feed."""
+        for microbatch in range(len(self._batch.tokens) // self._size):
+            self._prepared[microbatch] = self._in_host_memory(microbatch)
+        return self
 
     def _own_columns(self, share: ContextShare) -> np.ndarray:
         """[rows, own positions]."""
@@ -54,43 +76,52 @@ class RowFeed:
         """[rows, sequence_length] -> [rows, own positions]."""
         return array[rows] if self._columns is None else np.take_along_axis(array[rows], self._columns[rows], axis=1)
 
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return to_device(torch.from_numpy(array), self._cos.device)
+    def _in_host_memory(self, microbatch: int) -> HostMicrobatch:
+        rows = slice(microbatch * self._size, (microbatch + 1) * self._size)
+        batch = self._batch
+        reads_positions = batch.document_lengths is not None or self._learned
+        ahead: list[torch.Tensor] = []
+        if self._ahead:
+            kinds = zip(*self._ahead, strict=True)
+            ahead = [self._host(np.stack([self._own(array, rows) for array in kind])) for kind in kinds]
+        return HostMicrobatch(
+            self._host(self._own(batch.tokens, rows)),
+            self._host(self._own(batch.targets, rows)),
+            self._host(self._own(batch.positions, rows)) if reads_positions else None,
+            *ahead,
+        )
+
+    def _host(self, array: np.ndarray) -> torch.Tensor:
+        return host_tensor(array, self._cos.device)
+
+    def _on_device(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else to_device(tensor, self._cos.device)
 
     def load(self, microbatch: int) -> Microbatch:
         """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, or the
         positions themselves where they are learned (tables of no width)."""
-        rows = slice(microbatch * self._size, (microbatch + 1) * self._size)
-        batch, lengths = self._batch, self._batch.document_lengths
+        host = self._prepared.get(microbatch) or self._in_host_memory(microbatch)
+        lengths, device = self._batch.document_lengths, self._cos.device
         cos, sin = self._cos, self._sin
+        positions = self._on_device(host.positions)
         if lengths is not None:
-            positions = self._on_device(self._own(batch.positions, rows))
             cos, sin = cos[positions], sin[positions]
         elif self._columns is not None:
-            columns = self._on_device(self._columns[0])
+            columns = to_device(self._host(self._columns[0]), device)
             cos, sin = cos[columns], sin[columns]
-        tokens_ahead, targets_ahead = self._ahead_of(rows)
         return Microbatch(
-            tokens=self._on_device(self._own(batch.tokens, rows)),
-            targets=self._on_device(self._own(batch.targets, rows)),
+            tokens=to_device(host.tokens, device),
+            targets=to_device(host.targets, device),
             cos=cos.unsqueeze(-2),
             sin=sin.unsqueeze(-2),
-            document_lengths=None if lengths is None else lengths[rows],
-            positions=self._on_device(self._own(batch.positions, rows)) if self._learned else None,
-            ahead_tokens=tokens_ahead,
-            ahead_targets=targets_ahead,
+            document_lengths=None
+            if lengths is None
+            else lengths[microbatch * self._size : (microbatch + 1) * self._size],
+            positions=positions if self._learned else None,
+            ahead_tokens=self._on_device(host.ahead_tokens),
+            ahead_targets=self._on_device(host.ahead_targets),
             placement=self._placements[microbatch] if self._placements else None,
         )
-
-    def _ahead_of(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-        """Tokens and targets of every MTP module, [D, microbatch_sequences, own positions] each."""
-        if not self._ahead:
-            return None, None
-        tokens, targets = (
-            self._on_device(np.stack([self._own(array, rows) for array in kind]))
-            for kind in zip(*self._ahead, strict=True)
-        )
-        return tokens, targets
 
 
 def _placements(batch: Batch, size: int, share: ContextShare | None, together: int | None) -> list[Placement]:

@@ -38,6 +38,7 @@ from fourfold.runtime.progress import (
 )
 from fourfold.runtime.step import Observer, StepFailure, StepResult
 from fourfold.runtime.tracker import MemoryTracker
+from fourfold.train.batches_ahead import BatchesAhead
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
@@ -87,6 +88,8 @@ class Training:
         self.batches = GlobalBatches.of_run(prepared, self.config)
         sequences = self.config.run.evaluate_sequences
         self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
+        own_rows = rank_rows(layout, context.rank)
+        self.ahead = BatchesAhead(self.batches, own_rows, self._feed, self.steps, context.device)
         first = layout.group_of(context.rank, _ALIKE)[0]
         context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
         names = groups_of(self.spec)
@@ -167,6 +170,7 @@ class Training:
             raise
         finally:
             if log is not None:
+            self.ahead.close()
                 log.close()
 
     def _run(self, log: RunLog | None) -> bool:
@@ -241,8 +245,7 @@ class Training:
     def _train_step(self, lr: float, observer: Observer | None = None) -> StepResult:
         """Runs step number `self.step`, timed where nobody else observes it."""
         self.board.enter(READING, self.step)
-        rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
-        feed = self._feed(rows)
+        feed = self.ahead.take(self.step)
         program = self.programs.at(self.step).program
         self.board.enter(TRAINING, self.step, program)
         try:
