@@ -270,8 +270,12 @@ class RunSection(Section):
     """Seconds after which a collective that nobody joins ends the run."""
     max_skipped_steps: PositiveInt = 20
     """Steps in a row that are skipped, because their gradients are not finite, before the run ends. None of them is saved."""
-    sample_tokens: Annotated[int, Field(ge=0)] = 200
-    """Tokens that the model writes when training ends. 0: none."""
+    sample_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Tokens that the model writes on the first rank's device when training has finished. 0: none. Left out: 200, or none where the
+    model has more than 1 B parameters, which `fourfold sample` reads instead."""
+    gc_every_steps: Annotated[int, Field(ge=0)] = 50
+    """Steps between two collections of Python's cyclic garbage, which all ranks make before the same step, so that none keeps the
+    others waiting in between. 0: each rank when Python likes."""
 
 
 class FaultsSection(Section):

@@ -45,6 +45,7 @@ from fourfold.train.certificate import certificate, extend
 from fourfold.train.choices import choose_for_run
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.evaluation import Evaluation
+from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
@@ -161,7 +162,8 @@ class Training:
     def run(self) -> bool:
         log = RunLog(self.out, self.config, self.step) if self.context.rank == 0 else None
         try:
-            return self._run(log)
+            with collected_together(self.config.run.gc_every_steps) as garbage:
+                return self._run(log, garbage)
         except RunFailure as error:
             if isinstance(error, Corruption):
                 tell_corruption(error, self.out, self.step, self.context.rank)
@@ -173,7 +175,7 @@ class Training:
             self.ahead.close()
                 log.close()
 
-    def _run(self, log: RunLog | None) -> bool:
+    def _run(self, log: RunLog | None, garbage: StepGarbage) -> bool:
         config, rank = self.config, self.context.rank
         kind, source = ("resume", {"source": self.resumed_from}) if self.step else ("start", {})
         _event(log, kind, step=self.step, ranks=self.context.world_size, **source, **self.left_out)
@@ -189,6 +191,7 @@ class Training:
                 if self.step:
                     self._save(log, last=True)
                 _event(log, "stop", step=self.step)
+            garbage.before(self.step)
                 return False
             before = {axes: group.sent_bytes for axes, group in self.groups.items()}
             start = time.perf_counter()
