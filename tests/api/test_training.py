@@ -109,3 +109,14 @@ def test_a_page_that_cannot_be_made_leaves_the_run_as_it_is(tmp_path: Path, monk
     monkeypatch.setattr(training, "compare", fail)
     assert training.write_report(training.RunFolder(tmp_path)) == f"none: {error}"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), KeyError("step")])
+def test_whatever_a_page_fails_by_the_run_has_finished(tmp_path: Path, monkeypatch, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(training, "compare", fail)
+    told = training.write_report(training.RunFolder(tmp_path))
+    assert told.startswith(f"none: {type(error).__name__}")
+    assert told.endswith(f"report {tmp_path}")

@@ -160,7 +160,7 @@ def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:
         assert required | {"comm_bytes", "skipped_steps"} <= set(line)
         assert line["comm_bytes"] == declared
     assert recorded[-1]["loss"] < recorded[0]["loss"]
-    assert [e["event"] for e in lines(out / "events.jsonl")][-1] == "finish"
+    assert [e["event"] for e in lines(out / "events.jsonl")][-2:] == ["finish", "sample"]
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-000008", "step-000012"]
     assert generate(out, "document", 5, 0.0, 0) == generate(out, "document", 5, 0.0, 1)
 

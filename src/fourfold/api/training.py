@@ -11,6 +11,7 @@ from typing import Any
 
 from fourfold.api.inputs import Overrides, RunInput, config_of
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
@@ -25,7 +26,7 @@ from fourfold.rendezvous.ownership import claimed
 from fourfold.report.comparison import compare
 from fourfold.report.console import Terminal, preparing
 from fourfold.report.corpus import bytes_per_token
-from fourfold.report.ending import Command
+from fourfold.report.ending import Command, program_word
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.live import LiveDisplay
 from fourfold.report.page_file import REPORT, write_page
@@ -289,6 +290,8 @@ def write_report(folder: RunFolder) -> str:
         write_page(page, folder.path.resolve().name, run_documents(folder, found, trust=True))
     except UserError as error:
         return f"none: {error}"
+    except Exception as error:  # a run has finished whether or not its page can be written
+        return f"none: {error_text(error)}; this writes it: {program_word()} report {folder.path}"
     return str(short_path(page))
 
 

@@ -94,9 +94,11 @@ class LocalRanks:
             code = process.poll()
             if code is None or rank in self.exit_codes:
                 continue
+            record = read_exit_record(exit_record_file(self._folder.path, rank), process.pid)
+            if record is not None and record.code == FINISHED:
+                code = FINISHED  # how a process ends whose run has finished changes nothing
             self.exit_codes[rank] = code
             ended_by_us = self.was_killed or (self._was_asked and code == -signal.SIGTERM)
-            record = read_exit_record(exit_record_file(self._folder.path, rank), process.pid)
             stopped = code == STOPPED and (record is None or record.code == STOPPED)
             fine = self._may_finish(rank) if code == FINISHED else stopped
             if not fine and not ended_by_us:

@@ -70,9 +70,11 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
         lines.append(f"skipped          {skipped} steps, whose gradients were not finite")
     if any(event.get("event") == "failure" for event in state.new_events):
         lines += [line.replace("goodput  ", "goodput          ", 1) for line in goodput_lines(state.goodput, None)[:1]]
-    sample = state.finish.get("sample")
+    sample = state.sample.get("text", state.finish.get("sample"))
     if isinstance(sample, str) and sample.strip():
         lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]
+    elif (reason := str(state.sample.get("message") or "")) and state.finish:
+        lines += ["", f"No sample: {reason}"]
     opened = "" if report.startswith("none") else "  (open it in a browser)"
     return [
         *lines,

@@ -122,6 +122,11 @@ class RunState:
         return next((event for event in reversed(self.new_events) if event.get("event") == "finish"), {})
 
     @property
+    def sample(self) -> Mapping[str, Any]:
+        """This launch's `sample` event, with a `text`, or a `message` why there is none; empty while there is none."""
+        return next((event for event in reversed(self.new_events) if event.get("event") == "sample"), {})
+
+    @property
     def goodput(self) -> MeasuredGoodput:
         """Seconds of all launches so far by what they went to."""
         return goodput(self.events, self.rows.values(), time.time())
@@ -188,6 +193,8 @@ def _described(event: Mapping[str, Any]) -> str:
         "straggler": f"rank {event.get('rank')} is slow: its own work takes {_number(event.get('ratio'), 0.0):.1f} x its peers'",
         "restart": f"starting all ranks again{' from step ' + str(step) if step else ''}",
         "finish": f"finished{at}",
+        "sample": f"no sample: {event.get('message')}" if event.get("message") else "the model wrote a sample",
+        "log_failed": f"a tracker missed the end of the run: {event.get('message', '')}",
     }
     extra = event.get("message") or event.get("path") or ""
     return texts.get(kind, f"{kind}{at}{': ' + str(extra) if extra else ''}")

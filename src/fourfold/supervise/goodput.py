@@ -125,7 +125,7 @@ class _Span:
 
 def _spans(events: Sequence[Mapping[str, Any]], now: float) -> list[_Span]:
     spans: list[_Span] = []
-    open_ended = False
+    open_ended = has_ended = False
     for event in events:
         kind, time = str(event.get("event")), float(event.get("time") or 0.0)
         if kind in _BEGINS or (kind in _RUNS and (not spans or spans[-1].run is not None)):
@@ -133,6 +133,9 @@ def _spans(events: Sequence[Mapping[str, Any]], now: float) -> list[_Span]:
         if not spans:
             continue
         span = spans[-1]
+        if has_ended and kind not in (*_BEGINS, *_RUNS, "failure"):
+            continue  # what follows the end of a run, as its sample, is no part of it
+        has_ended = kind in _ENDS
         span.end, open_ended = max(span.end, time), kind not in (*_ENDS, "failure")
         if kind in _RUNS:
             span.run, span.step = time, int(event.get("step") or 0)

@@ -1,7 +1,6 @@
 """The training loop of one rank, from a prepared run folder to a finished run."""
 
 import os
-import resource
 import time
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
     COPYING,
-    ENDED,
     READING,
     SAVING,
     TRAINING,
@@ -38,18 +36,19 @@ from fourfold.runtime.progress import (
 )
 from fourfold.runtime.step import Observer, StepFailure, StepResult
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.train.batches_ahead import BatchesAhead
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.batches_ahead import BatchesAhead
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.choices import choose_for_run
 from fourfold.train.divergence import SkippedSteps, tell_corruption
+from fourfold.train.ending import end_training
 from fourfold.train.evaluation import Evaluation
-from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
+from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.measured import check_sent, rank_measured, write_measured
-from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.meeting import Starting
+from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
@@ -130,10 +129,10 @@ class Training:
             self.resumed_from = "memory" if resumption.memory is not None else "disk"
         else:
             state.initial_biases(released, self.view, self.executor.routers)
+            starting.meet()
         if self.memory is not None:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
-            starting.meet()
         own = self.units, self.executor.routers, context.rank
         self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"))
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
@@ -171,8 +170,8 @@ class Training:
                 log.event("failure", step=self.step, message=str(error))
             raise
         finally:
-            if log is not None:
             self.ahead.close()
+            if log is not None:
                 log.close()
 
     def _run(self, log: RunLog | None, garbage: StepGarbage) -> bool:
@@ -191,8 +190,8 @@ class Training:
                 if self.step:
                     self._save(log, last=True)
                 _event(log, "stop", step=self.step)
-            garbage.before(self.step)
                 return False
+            garbage.before(self.step)
             before = {axes: group.sent_bytes for axes, group in self.groups.items()}
             start = time.perf_counter()
             lr = learning_rate(config.optimizer, self.step, self.steps)
@@ -234,7 +233,7 @@ class Training:
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
                 self._save(log, last)
             self._tell_saves(log)
-        self._finish(log)
+        end_training(log, self.board, self.memory, self.step, self.validation_loss)
         return True
 
     def _diverged(self, lr: float) -> RunFailure:
@@ -336,19 +335,6 @@ class Training:
                 _event(log, "save" if end.path is not None else "save_failed", **end.event())
             self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
         return error
-
-    def _finish(self, log: RunLog | None) -> None:
-        sample = None
-        if log is not None and self.config.run.sample_tokens and self.saved_step is not None:
-            from fourfold.train.sample import generate
-
-            _event(log, "phase", what="writing a sample")
-            sample = generate(self.out, "def ", self.config.run.sample_tokens, 0.8, self.config.run.seed)
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if self.memory is not None:
-            self.memory.wait()
-        self.board.enter(ENDED, self.step)
-        _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
 
 
 def _event(log: RunLog | None, name: str, **values: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fourfold.config import RunConfig, UserError
+from fourfold.config.errors import error_text
 from fourfold.config.json_lines import JsonLines, read_jsonl
 from fourfold.config.whole_file import write_whole
 
@@ -59,7 +60,10 @@ class RunLog:
 
     def close(self) -> None:
         for sink in self._sinks:
-            sink.close()
+            try:
+                sink.close()
+            except Exception as error:  # a tracker that does not answer any more is no failure of the run
+                self.event("log_failed", message=f"{type(sink).__name__.strip('_')}: {error_text(error)}")
         self._metrics.close()
         self._events.close()
 

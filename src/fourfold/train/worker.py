@@ -40,7 +40,7 @@ def run_worker(out: Path) -> int:
 
     who = f"rank {os.environ.get('RANK')}"
     try:
-        return record.say(_train(out))
+        return _train(out, record)
     except UserError as error:
         code = _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
         return end(code, str(error))
@@ -79,7 +79,8 @@ def _advice(error: Exception) -> str:
     return f"; {cure}" if cure is not None else ""
 
 
-def _train(out: Path) -> int:
+def _train(out: Path, record: ExitRecordFile) -> int:
+    """Trains; the exit code. A run that has finished says so before anything else is tried."""
     from fourfold.train.loop import Training
     from fourfold.train.session import StopSignal, init_rank_context
 
@@ -106,9 +107,15 @@ def _train(out: Path) -> int:
         finished = Training(out, context, stop).run()
     except RunFailure:
         raise  # without leaving the group in order: the peers are stuck or gone
-    context.close()
+    record.say(FINISHED if finished else STOPPED)
+    with suppress(RuntimeError):  # peers that have left already
+        context.close()
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    if finished and context.rank == 0:
+        from fourfold.train.ending import sample_at_end
+
+        sample_at_end(out, context.device)
     return FINISHED if finished else STOPPED
 
 

@@ -1,0 +1,130 @@
+"""A full model in one process that reads tokens and says what comes next, with the keys and values of what it has read.
+
+A layer's keys and values of earlier tokens do not depend on later ones, so a further token costs one row of every matmul, not all
+rows again. Whatever computes them (grouped queries or MLA) hands them to attention, and there they are kept: with their positions,
+and of MLA as the heads see them.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fourfold.checkpoint import ParameterReader
+from fourfold.checkpoint.unit_shard import balance_bias_extra
+from fourfold.config import ModelConfig, RunFailure
+from fourfold.flash.visible import Visible
+from fourfold.model import torch_operations
+from fourfold.model.binding import bind_weights
+from fourfold.model.block import block_forward
+from fourfold.model.embedding import embedding_forward
+from fourfold.model.environment import Environment, Microbatch, Saved
+from fourfold.model.experts.balance import Balancing
+from fourfold.model.head import head_logits
+from fourfold.model.operations import Operations, with_operations
+from fourfold.model.rope_tables import rope_tables
+from fourfold.model.spec import ParameterSpec, build_segments
+from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
+
+CPU = torch.device("cpu")
+
+
+class KeyValueCache:
+    """The keys and values of one layer, of up to `most` tokens. `operations` are those of torch, whose attention reads them."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._keys = self._values = torch.empty(0)
+        self.operations: Operations = with_operations(torch_operations, {"attend": self._attend})
+
+    def clear(self) -> None:
+        """Forgets all tokens."""
+        self._held = 0
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`Operations.attend` of tokens that follow those held: all tokens so far at once, or one more."""
+        first, last = self._held, self._held + k.shape[1]
+        if not first:
+            self._keys, self._values = (x.new_empty(x.shape[0], self._most, *x.shape[2:]) for x in (k, v))
+        elif k.shape[1] > 1:
+            raise ValueError("a token at a time follows those held")
+        self._keys[:, first:last], self._values[:, first:last] = k, v
+        self._held = last
+        if not first:
+            return torch_operations.attend(q, k, v, causal, scale, documents)
+        return torch_operations.attend(q, self._keys[:, :last], self._values[:, :last], False, scale)
+
+
+class Generator:
+    """The model in fp32 on a device. `most`: tokens that it is given at once."""
+
+    def __init__(self, model: ModelConfig, reader: ParameterReader, most: int, device: torch.device = CPU) -> None:
+        self._model = model = replace(model, capacity_factor=None, mtp_layers=0)
+        self._device, self._most = device, most
+        segments = build_segments(model)
+        units = {}
+        for unit in (unit for segment in segments for unit in segment.own):
+            flat = torch.cat([_read(reader, spec).float().reshape(-1).to(device) for spec in unit.parameters])
+            units[unit.name] = FlatUnit(unit.parameters, flat, flat)
+        self._weights = [bind_weights(segment, model, units) for segment in segments]
+        names = [balance_bias_extra(segment.layer or 0) for segment in segments if segment.kind == "block"]
+        self._biases = [reader.extra(name).float().to(device) if name in reader.extras else None for name in names]
+        self._angles = rope_tables(model, most, torch.float32, device)
+        self._caches = [KeyValueCache(most) for _ in self._biases]
+        self._read: list[int] = []
+        self._keeps = not any(isinstance(weights, OwnWeights) for weights in self._weights)
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> Tensor:
+        """Logits of the token after `tokens`, at most `most` of them -> [vocab]. Tokens that go on from the last call's cost
+        themselves alone, unless a person's own block is among the layers."""
+        held = len(self._read)
+        goes_on = self._keeps and 0 < held < len(tokens) and tokens[:held] == self._read
+        if not goes_on:
+            self._clear()
+            held = 0
+        result = self._forward(tokens[held:], held) if not held else None
+        for place in range(held, len(tokens)) if held else ():
+            result = self._forward(tokens[place : place + 1], place)
+        assert result is not None
+        self._read = list(tokens) if self._keeps else []
+        return result
+
+    def next_logits(self, tokens: Tensor) -> Tensor:
+        """As `logits`, from all of `tokens` [seq] at once."""
+        self._clear()
+        return self.logits(tokens.tolist())
+
+    def _clear(self) -> None:
+        self._read = []
+        for cache in self._caches:
+            cache.clear()
+
+    def _forward(self, tokens: list[int], first: int) -> Tensor:
+        """Logits after tokens that stand at positions from `first` on."""
+        row = torch.tensor([tokens], device=self._device)
+        cos, sin = (table[first : first + len(tokens)].unsqueeze(-2) for table in self._angles)
+        batch = Microbatch(row, row[0], cos, sin)
+        embedding, *blocks, head = self._weights
+        assert isinstance(embedding, EmbeddingWeights)
+        assert isinstance(head, HeadWeights)
+        env = Environment(torch_operations, self._model)
+        positions = torch.arange(first, first + len(tokens), device=self._device).unsqueeze(0)
+        x = embedding_forward(env, batch.tokens, embedding, positions)
+        for block, bias, cache in zip(blocks, self._biases, self._caches, strict=True):
+            assert isinstance(block, BlockWeights | OwnWeights)
+            own = replace(env, ops=cache.operations) if self._keeps else env
+            x = block_forward(own, x, block, batch, Saved(keeps=False), Balancing(1, len(tokens), 1, bias=bias))
+        return head_logits(env, x[-1:], head)[0]
+
+
+def _read(reader: ParameterReader, spec: ParameterSpec) -> Tensor:
+    """A parameter. Raises `RunFailure` where the checkpoint is of another model."""
+    if (there := reader.shapes.get(spec.name)) != spec.shape:
+        found = f"of {list(there)}" if there is not None else "nowhere"
+        raise RunFailure(
+            f"{reader.path}: holds {spec.name} {found}, run.toml says {list(spec.shape)}; put the run's own run.toml back"
+        )
+    return reader.get(spec.name)
