@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fourfold.rehearse.journal import Journal, Launch
-from fourfold.rehearse.pretend import PretendedDevice
+from fourfold.rehearse.pretend import PretendedDevice, host_ones
 from fourfold.rehearse.shapes import KnownShapes, flatten
 from fourfold.rehearse.streams import Streams
 from fourfold.runtime.tracker import MemoryTracker
@@ -54,15 +54,18 @@ class DeviceKernels(MemoryTracker):
         operation, options = self._operation(func), kwargs or {}
         if operation.kind == "view":
             return func(*args, **options)
+        if self._device.allocates_on_host:
+            return func(*args, **options)
         if self._stale:
             self.refresh()
             self._stale = False
+        here = self._device.has
         inputs = flatten((*args, *options.values()))
-        if operation.kind == "copy" and _crosses(operation, args, options):
+        if operation.kind == "copy" and self._crosses(operation, args, options):
             result = self._copy(operation, args, options, func)
-        elif operation.kind == "allocate" or not any(x.is_meta for x in inputs):
+        elif operation.kind == "allocate" or not any(here(x) for x in inputs):
             result = func(*args, **options)
-            if operation.kind != "allocate" and isinstance(result, Tensor) and result.is_meta:
+            if operation.kind != "allocate" and isinstance(result, Tensor) and here(result):
                 self._capture(operation, [result], (args, options))
         else:
             written = flatten([*(args[i] for i in operation.written), *map(options.get, operation.written_names)])
@@ -70,7 +73,7 @@ class DeviceKernels(MemoryTracker):
             self._capture(operation, inputs, (args, options))
             result = None if operation.overload in _NO_META else self._shapes.run(func, args, options, written)
         for output in flatten(result if isinstance(result, tuple) else (result,)):
-            if output.is_meta:
+            if here(output):
                 if not self.watches(output):
                     self._streams.allocated(output)
                 self.watch(output)
@@ -91,7 +94,8 @@ class DeviceKernels(MemoryTracker):
 
     def _run(self, operation: _Operation, inputs: list[Tensor], written: list[Tensor], args: Any) -> None:
         """One kernel, or several: counted as one."""
-        host = [x for x in inputs if not x.is_meta and x.dim() > 0]
+        here = self._device.has
+        host = [x for x in inputs if not here(x) and x.dim() > 0]
         if host:
             raise self._journal.fault(
                 f"{operation.name} takes a tensor {list(host[0].shape)} on the CPU beside one on the device"
@@ -99,7 +103,7 @@ class DeviceKernels(MemoryTracker):
         by_mask = operation.name in _BY_INDEX and any(x.dtype == torch.bool for x in flatten(args[1:2]))
         if operation.kind == "by_value" or by_mask:
             self._journal.wait(f"{operation.name}: the result's size depends on values")
-        reads = [x for x in inputs if x.is_meta and not any(x is other for other in written)]
+        reads = [x for x in inputs if here(x) and not any(x is other for other in written)]
         self._moves(operation, reads, written)
         if any(x.numel() for x in inputs):
             self._journal.launch()
@@ -112,15 +116,15 @@ class DeviceKernels(MemoryTracker):
     def _copy(self, operation: _Operation, args: Any, options: Any, func: Any) -> Any:
         """A copy between host and device. It is asynchronous from and to pinned memory alone."""
         source = args[0] if operation.name == "_to_copy" else args[1]
-        asked = options.get("non_blocking") or args[2:3] == (True,)
-        if source.is_meta and operation.name == "copy_" and asked and self._device.is_pinned(args[0]):
+        asked, leaves = options.get("non_blocking") or args[2:3] == (True,), self._device.has(source)
+        if leaves and operation.name == "copy_" and asked and self._device.is_pinned(args[0]):
             self._journal.copies += 1
             self._moves(operation, [source], [])
             return args[0]
-        if source.is_meta:
+        if leaves:
             self._journal.wait(f"{operation.name}: a copy to the host")
-            values = torch.ones(source.shape, dtype=options.get("dtype") or source.dtype)
-            return values if operation.name == "_to_copy" else args[0].copy_(values)
+            values = host_ones(source).to(options.get("dtype") or source.dtype)
+            return values if operation.name == "_to_copy" else args[0] if args[0].is_meta else args[0].copy_(values)
         if source.numel():
             if self._journal.captured is not None:
                 raise self._journal.fault(f"{operation.name}: a captured step would copy the same values again")
@@ -131,6 +135,14 @@ class DeviceKernels(MemoryTracker):
         if operation.name == "copy_":
             self._moves(operation, [], [args[0]])
         return func(*args, **options)
+
+    def _crosses(self, operation: _Operation, args: Any, options: Any) -> bool:
+        """Whether a copy goes from host to device or back."""
+        here = self._device.has
+        if operation.name == "copy_":
+            return here(args[0]) != here(args[1])
+        target = options.get("device")
+        return target is not None and (torch.device(target).type == "meta") != here(args[0])
 
     def _moves(self, operation: _Operation, reads: list[Tensor], written: list[Tensor]) -> None:
         """Reads or writes memory of the device on the current stream."""
@@ -172,11 +184,3 @@ def _numbers(given: Any) -> Iterator[float]:
     elif isinstance(given, Sequence) and not isinstance(given, str):
         for each in given:
             yield from _numbers(each)
-
-
-def _crosses(operation: _Operation, args: Any, options: Any) -> bool:
-    """Whether a copy goes from host to device or back."""
-    if operation.name == "copy_":
-        return bool(args[0].is_meta != args[1].is_meta)
-    target = options.get("device")
-    return target is not None and (torch.device(target).type == "meta") != args[0].is_meta

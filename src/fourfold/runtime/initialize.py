@@ -99,7 +99,7 @@ def fill_runs(
     def fill(task: Sequence[Run]) -> None:
         draws = _Draws(spec.name, seed)
         for block in _parts(task, _BLOCK):
-            values = _normals(draws, block).mul_(spec.init_std)
+            values = _normals(draws, block).mul_(spec.init_std or 0.0)
             begin, low = 0, block[0][2]
             if low + values.numel() == block[-1][2] + block[-1][1] - block[-1][0]:  # without padding between
                 out[low : low + values.numel()] = values
