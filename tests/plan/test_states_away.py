@@ -127,13 +127,14 @@ def test_no_bound_with_states_away_is_above_the_simulation(devices: int, link: f
 
 
 def test_the_host_has_to_have_the_memory() -> None:
-    """Each device's share of it has to hold the states: one that holds a little more is enough, one a little less is not."""
+    """Each device's share of it has to hold the states as they are allocated, in powers of two: a fifth more is enough, half is
+    not."""
     request = asked(2, 8, link=400e9)
     request = replace(request, memory_bytes=int(0.7 * held_at_least()))
     spec = candidate_spec(request, search(request).best[0].candidate)
     sizes = [view.flats[unit].shard_numel for view in rank_views(spec) for unit in view.flats]
     needed = 12 * sum(sizes)  # fp32 master weights and two optimizer states
-    assert search(on_cluster(request, **{PER_DEVICE: int(1.05 * needed)})).best
+    assert search(on_cluster(request, **{PER_DEVICE: int(1.2 * needed)})).best
     too_little = on_cluster(request, **{PER_DEVICE: int(0.5 * needed)})
     assert search(too_little).best == ()
     forced = search(replace(too_little, offload_optimizer=True))

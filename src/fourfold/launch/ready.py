@@ -11,6 +11,7 @@ from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
+from fourfold.launch.host_memory import host_line, host_need
 from fourfold.launch.lineage import first_step, owner_of, require_own_places, step_to_go_on_from, with_absolute_places
 from fourfold.launch.machine import (
     check_devices,
@@ -141,9 +142,10 @@ def prepare_run(
 
 def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: int) -> list[str]:
     """That the machine, or a device of it, has less memory than the ranks need."""
+    need = host_need(resolved, cuda_devices > 0)
     if cuda_devices > 0:
-        return memory_line(peak, 1, device_memory_bytes(), "its device")
-    return memory_line(peak + _copy_bytes(resolved), local, memory_bytes(), "this machine")
+        return [*memory_line(peak, 1, device_memory_bytes(), "its device"), *host_line(need, local, memory_bytes())]
+    return memory_line(peak + need.bytes, local, memory_bytes(), "this machine")
 
 
 def _open_existing(folder: RunFolder) -> PreparedData | None:
@@ -179,10 +181,3 @@ def _open_initial(resolved: ResolvedRun) -> "WeightFolder | None":
     from fourfold.checkpoint import WeightFolder
 
     return WeightFolder(Path(initial))
-
-
-def _copy_bytes(resolved: ResolvedRun) -> int:
-    """A rank's copies of its state: the one that it saves beside training, and two in memory."""
-    section = resolved.config.checkpoint
-    copies = (section.asynchronous and section.every_steps is not None) + 2 * (section.memory_every_steps > 0)
-    return copies * (resolved.spec.checkpoint_bytes // resolved.layout.world_size)

@@ -38,6 +38,8 @@ FREE, NEAR = 0.001, 0.01
 be the better."""
 ROOM = 0.97
 """Share of the host's memory that offloaded activations may take beside what else lies there."""
+ROUNDED = 0.45
+"""Share of that room which offloaded activations fill for certain when pinned memory is rounded to powers of two."""
 NEEDLESS = 1e-3
 """Share of a copy's time that it is taken to cost where computation hides it, so that no more is copied than is needed."""
 LOOSE = 0.5
@@ -89,9 +91,12 @@ def chosen_together(pricer: Pricer, candidate: Candidate) -> Priced | None:
         return None
     spec = candidate_spec(request, stays)
     knapsack = _Knapsack(request, spec, ways, none, full)
-    starts = [_Start(stays, [max(0.0, each - request.memory_bytes) for each in none], 0.0, request.host_bytes)]
+    lacking = [max(0.0, each - request.memory_bytes) for each in none]
+    starts = [_Start(stays, lacking, 0.0, request.host_bytes)]
     if request.states_may_leave:
         starts.append(_away(request, spec, starts[0]))
+    if request.host_bytes < float("inf"):
+        starts += [start._replace(room_bytes=ROUNDED * start.room_bytes) for start in starts]
     step = pricer.timeline(stays, 0.0)
     chosen = [
         (begun, first, (step + begun.seconds + first.seconds) * pricer.outlook.weight(begun.taking(first.ways)))

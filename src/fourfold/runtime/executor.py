@@ -15,6 +15,7 @@ from fourfold.model.operations import Operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.instruction import ALL_TO_ALLS, HOST_COPIES, STARTS
+from fourfold.program.pinned import activation_slots
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
@@ -171,6 +172,7 @@ class Executor:
         known = self._programs.get(id(program))
         if known is None:
             known = self._programs[id(program)] = program, [self._bind(step) for step in program.instructions]
+            self.link.reserve(activation_slots(program, self.view.spec.model.num_experts > 0))
         return known[1]
 
     def _bind(self, step: Instruction) -> _Bound:

@@ -5,7 +5,7 @@ where both memories are one, a thread copies from one part of it to another.
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from fourfold.model.parallel import Pending
+from fourfold.runtime.pinned import PinnedSlots, carved, room
 
+_WORD = 16
+"""Bytes at a multiple of which a tensor begins in a slot."""
 Copying = Callable[[Callable[[], None]], Pending]
 """Runs what copies on a stream of its own, after all that the computing stream was given; that joins it by `wait`."""
 
@@ -58,7 +61,8 @@ def copy_stream(device: torch.device) -> Copying:
 
 
 class HostLink:
-    """Both directions of one device's link. `live_bytes`, `peak_bytes`: of the host's memory that copies of activations take."""
+    """Both directions of one device's link. `live_bytes`, `peak_bytes`: of the host's memory that copies of activations take.
+    `slots`: the pinned memory in which they lie, on a device; a processor's have memory of their own."""
 
     def __init__(self, device: torch.device, to_host: Copying | None = None, from_host: Copying | None = None) -> None:
         self._device = device
@@ -66,10 +70,12 @@ class HostLink:
         self._to_host = to_host or copy_stream(device)
         self._from_host = from_host or copy_stream(device)
         self.live_bytes = self.peak_bytes = 0
+        self.slots = PinnedSlots()
 
-    def empty_like(self, tensor: Tensor) -> Tensor:
-        """Memory of the host for a tensor of the device, which must be contiguous."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pinned)
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Pins memory for the activations of a step, before the first is copied. `sizes`: of the copies that are away at once."""
+        if self._pinned:
+            self.slots.reserve(sizes)
 
     def away(self, tensors: Iterable[Tensor]) -> "tuple[HostCopies, Pending]":
         """Starts to copy contiguous tensors to new memory of the host."""
@@ -77,10 +83,15 @@ class HostLink:
         size = sum(source.numel() * source.element_size() for source in sources)
         self._grow(size)
         weakref.finalize(copies, self._grow, -size)
+        targets: list[Tensor] = []
+        if self._pinned:  # the stream of copies comes after all that may still read what lay in the slot before
+            slot = self.slots.take(room(sources, _WORD))
+            weakref.finalize(copies, self.slots.give_back, slot)
+            targets = carved(slot, sources, _WORD)
 
         def copy() -> None:
-            for source in sources:
-                target = self.empty_like(source)
+            for number, source in enumerate(sources):
+                target = targets[number] if targets else torch.empty(source.shape, dtype=source.dtype)
                 target.copy_(source, non_blocking=True)
                 copies.tensors.append(target)
             sources.clear()

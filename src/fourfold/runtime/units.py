@@ -1,7 +1,7 @@
 """The tensors of every unit on one rank: parameters, shards, gradients and optimizer state, allocated and freed by name."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.optimizer import ShardOptimizer
+from fourfold.runtime.pinned import host_tensors
 from fourfold.runtime.tracker import MemoryTracker
 
 MASTER = "master"
@@ -66,13 +67,19 @@ def is_live(tensor: Tensor) -> bool:
 def build_units(
     view: RankView, rank: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
 ) -> dict[str, Unit]:
-    """Allocates every unit of the rank and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format."""
-    return {name: _build_unit(view.spec, flat, rank, optimizer, device, fill) for name, flat in view.flats.items()}
+    """Allocates every unit of the rank and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format.
+    States that lie in the host's memory share its allocations."""
+    units = {name: _build_unit(view.spec, flat, rank, optimizer, device) for name, flat in view.flats.items()}
+    if view.spec.layout.offload_optimizer:
+        found = [_leaving(view.spec, unit) for unit in units.values()]
+        there = iter(host_tensors([group for pair in found for group in pair], device.type != "cpu"))
+        units = {name: replace(unit, away={**next(there), **next(there)}) for name, unit in units.items()}
+    for unit in units.values():
+        fill(unit.flat, unit.index, unit.away.get(MASTER, unit.master))
+    return units
 
 
-def _build_unit(
-    spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerSection, device: torch.device, fill: FillShard
-) -> Unit:
+def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerSection, device: torch.device) -> Unit:
     compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (spec.compute, spec.master, spec.gradients))
     index, share = shard_index(spec.layout, flat, rank), share_of(spec, flat, rank)
     start, end = flat.shard_range(index)
@@ -96,9 +103,7 @@ def _build_unit(
         if first < end and start < last
     ]
     states = ShardOptimizer(section, master, runs, share.held[-1].high if share.held else 0)
-    away = _away(spec, master, states, device) if spec.layout.offload_optimizer else {}
-    fill(flat, index, away.get(MASTER, master))
-    return Unit(
+    unit = Unit(
         flat=flat,
         index=index,
         params=params,
@@ -109,18 +114,17 @@ def _build_unit(
         reduce=reduce,
         optimizer=states,
         share=share,
-        away=away,
     )
+    if spec.layout.offload_optimizer:
+        for group in _leaving(spec, unit):
+            for tensor in group.values():
+                set_storage(tensor, live=False)
+    return unit
 
 
-def _away(spec: StepSpec, master: Tensor, optimizer: ShardOptimizer, device: torch.device) -> dict[str, Tensor]:
-    """The states in the host's memory, zero as they begin. Frees the device's."""
-    found = {**({MASTER: master} if spec.mixed else {}), **optimizer.state}
-    pinned = device.type != "cpu"
-    there = {role: torch.zeros(each.shape, dtype=each.dtype, pin_memory=pinned) for role, each in found.items()}
-    for tensor in found.values():
-        set_storage(tensor, live=False)
-    return there
+def _leaving(spec: StepSpec, unit: Unit) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of the device whose values lie in the host's memory between updates, by role, in their parts there."""
+    return ({MASTER: unit.master} if spec.mixed else {}), unit.optimizer.state
 
 
 def share_parameters(spec: StepSpec, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:

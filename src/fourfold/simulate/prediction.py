@@ -16,6 +16,7 @@ from fourfold.cost.prices import Prices
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.liveness import highest_bytes, host_peak_bytes, peak_bytes
 from fourfold.program.lower import each_program
+from fourfold.program.pinned import pinned_bytes
 from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.step import Simulation, simulate
@@ -57,8 +58,12 @@ class StepPrediction:
 
     @cached_property
     def host_bytes(self) -> int:
-        """Bytes of the host's memory that one device's offloaded activations and optimizer states take at most."""
-        return max(map(host_peak_bytes, self.simulation.programs))
+        """Bytes of the host's memory that are allocated for one device's offloaded activations and optimizer states: pinned, in
+        powers of two, where the device is none of the host's own processors."""
+        spec = self.simulation.spec
+        if spec.transport != "native":
+            return max(map(host_peak_bytes, self.simulation.programs))
+        return max(pinned_bytes(program, spec.model.num_experts > 0) for program in self.simulation.programs)
 
     def along(self, sums: Callable[[Simulation], Sequence[Mapping[Key, float]]]) -> list[dict[Key, float]]:
         """Sums that grow linearly with the number of microbatches, one mapping a pipeline rank, for the whole step."""

@@ -15,6 +15,7 @@ from fourfold.checkpoint import SaveFailure, folders
 from fourfold.config import RunConfig
 from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
+from fourfold.runtime.pinned import host_tensors
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
@@ -142,8 +143,11 @@ class Saver:
 
     def _prepare(self) -> None:
         """Allocates the copy and touches its pages, which would take longer than the first copy itself."""
-        for name, tensor in self._tensors().items():
-            self._host[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        tensors = self._tensors()
+        for pinned in (True, False):  # what lies in the host's memory already is copied there as it is
+            groups = [{name: tensor} for name, tensor in tensors.items() if tensor.is_cuda == pinned]
+            for group in host_tensors(groups, pinned):
+                self._host.update(group)
 
     def _save(
         self,
