@@ -1,17 +1,18 @@
 """Whether a back end of RMSNorm is right, beside fp64, and what is timed of it.
 
-It may win if on rows of the run's width the worst row of each result (output, gradient of x) is off by no more than `flash.choice`
+It may win if on rows of the run's width, first a few and then as many as a microbatch of the run has, the worst row of each result (output, gradient of x) is off by no more than `flash.choice`
 allows of attention; and the weight's gradient by no more than sums of fp32 are, whatever the format of its rows: it is added to
 others that are not rounded.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from fourfold.flash.choice import BOUNDS, first_fault, worst_row
+from fourfold.flash.choice import BOUNDS, first_fault, row_blocks, worst_row
 from fourfold.fused.norms import NormBackend, NormCase
 
 CHECKED_ROWS = 64
@@ -21,10 +22,12 @@ WEIGHT_BOUND = 2e-4
 
 
 def examine(backend: NormBackend, case: NormCase) -> str | None:
-    """Why a back end may not compute a case; None: it may. Runs it on fewer rows."""
+    """Why a back end may not compute a case; None: it may. Runs it on fewer rows, then on all."""
     refused = backend.refuses(case)
     small = replace(case, rows=min(case.rows, CHECKED_ROWS))
-    return refused if refused is not None else first_fault(_faults(backend, small))
+    if refused is not None:
+        return refused
+    return first_fault(chain(_faults(backend, small), _faults(backend, case) if case != small else ()))
 
 
 def timed(backend: NormBackend, case: NormCase) -> Callable[[], object]:
@@ -40,8 +43,6 @@ def timed(backend: NormBackend, case: NormCase) -> Callable[[], object]:
 
 def _faults(backend: NormBackend, case: NormCase) -> Iterator[str]:
     grad, x, weight, residual = _inputs(case)
-    exact = [each.double() for each in (grad, x, weight, residual)]
-    right_out, right_x, right_weight = _exact(exact, case.eps)
     out, scale = backend.forward(x, weight, case.eps)
     again = backend.again(x, scale, weight, case.eps)
     if not torch.equal(out, again):
@@ -49,11 +50,17 @@ def _faults(backend: NormBackend, case: NormCase) -> Iterator[str]:
     grad_x, grad_weight = backend.backward(grad.clone(), x, scale, weight, residual)
     bound = BOUNDS[case.dtype]
     weight_bound = WEIGHT_BOUNDS.get(case.dtype, WEIGHT_BOUND)
-    for name, ours, theirs, allowed in (
-        ("output", out, right_out, bound),
-        ("gradient", grad_x, right_x, bound),
-        ("gradient of the weight", grad_weight.unsqueeze(0), right_weight.unsqueeze(0), weight_bound),
-    ):
+    sums = torch.zeros_like(weight, dtype=torch.float64)
+    for rows in row_blocks(case.rows):
+        exact = [each.double() for each in (grad[rows], x[rows], weight, residual[rows])]
+        right_out, right_x, right_weight = _exact(exact, case.eps)
+        sums += right_weight
+        yield from _off([("output", out[rows], right_out, bound), ("gradient", grad_x[rows], right_x, bound)])
+    yield from _off([("gradient of the weight", grad_weight.unsqueeze(0), sums.unsqueeze(0), weight_bound)])
+
+
+def _off(compared: list[tuple[str, Tensor, Tensor, float]]) -> Iterator[str]:
+    for name, ours, theirs, allowed in compared:
         error = worst_row(ours, theirs)
         if not error <= allowed:
             yield f"its {name} is off by {error:.1e}, where {allowed:.0e} is allowed"

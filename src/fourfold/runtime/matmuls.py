@@ -28,7 +28,9 @@ TOKENS = (512, 256, 128, 64)
 MEASURED_FLOPS = 4e9
 """FLOPs of one kind's matmuls, timed once; of fewer tokens than a step has."""
 CHECKED = ((1, 1, 1), (7, 33, 5), (64, 48, 130))
-"""Tokens, inputs and outputs of the matmuls that are checked."""
+"""Tokens, inputs and outputs of matmuls that are checked in every run."""
+CHECKED_TOKENS = 48
+"""Tokens of a run's own matmuls that are checked: three full blocks of a library's rows."""
 
 MatmulCounts = Mapping[str, Counter[Gemm]]
 """By kind, the matmuls of a step and how often it has each."""
@@ -72,14 +74,26 @@ def total_flops(matmuls: MatmulCounts) -> int:
     return sum(gemm.flops * times for kind in matmuls.values() for gemm, times in kind.items())
 
 
-def problem_of_onednn() -> str | None:
-    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row."""
+def problem_of_onednn(matmuls: MatmulCounts | None = None) -> str | None:
+    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row: some odd ones, and
+    those of `matmuls` in their own widths, of a block of their tokens."""
     if not torch_onednn.is_available():
         return "this build of PyTorch has no oneDNN"
+    sizes = dict.fromkeys(CHECKED)
+    for kind, gemms in (matmuls or {}).items():
+        sizes |= dict.fromkeys(_sizes(kind, gemm) for gemm in gemms)
     try:
-        return next((fault for sizes in CHECKED if (fault := _fault(*sizes)) is not None), None)
+        return next((fault for each in sizes if (fault := _fault(*each)) is not None), None)
     except RuntimeError as error:
         return f"RuntimeError: {str(error).splitlines()[0]}"
+
+
+def _sizes(kind: str, gemm: Gemm) -> tuple[int, int, int]:
+    """Tokens, at most `CHECKED_TOKENS`, inputs and outputs of the layer that a matmul belongs to."""
+    tokens = min(_tokens(gemm), CHECKED_TOKENS)
+    if kind == WEIGHT_GRADIENT:
+        return tokens, gemm.columns, gemm.rows
+    return (tokens, gemm.inner, gemm.columns) if kind == FORWARD else (tokens, gemm.columns, gemm.inner)
 
 
 def measure(matmuls: MatmulCounts, clock: Clock) -> dict[str, LibrarySeconds]:

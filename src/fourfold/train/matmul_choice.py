@@ -93,7 +93,7 @@ def choose_matmuls(
     measures = ranks.most([float(measures)]) == [1.0]
     if not (named == "onednn" or recorded or measures):
         return ChosenMatmuls()
-    problem = problem_of_onednn()
+    problem = problem_of_onednn(matmuls)
     first = ranks.least(ranks.rank if problem is not None else ranks.world_size)
     if first < ranks.world_size:
         problem = ranks.tell(problem or "", first)

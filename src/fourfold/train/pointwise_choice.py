@@ -2,18 +2,19 @@
 and `model/rope.py`, operator by operator, or kernels that read and write every number once. A processor gains nothing by those, and
 compares nothing.
 
-A back end may win if the worst row of each result is off from fp64 by no more than `flash.choice` allows of attention.
+A back end may win if, of a few rows and of as many as a microbatch of the run has, the worst row of each result is off from fp64 by no more than `flash.choice` allows of attention.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from fourfold.flash.backends import triton_refuses
-from fourfold.flash.choice import BOUNDS, first_fault, worst_row
+from fourfold.flash.choice import BOUNDS, first_fault, row_blocks, worst_row
 from fourfold.fused.pointwise import PointwiseCase, TritonPointwise
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
@@ -65,10 +66,12 @@ def pointwise_contest(
 
 
 def examine(backend: PointwiseBackend, case: PointwiseCase) -> str | None:
-    """Why a back end may not compute a case; None: it may. Runs it on fewer rows."""
+    """Why a back end may not compute a case; None: it may. Runs it on fewer rows, then on all."""
     refused = backend.refuses(case)
     small = replace(case, rows=min(case.rows, CHECKED_ROWS))
-    return refused if refused is not None else first_fault(_faults(backend, small))
+    if refused is not None:
+        return refused
+    return first_fault(chain(_faults(backend, small), _faults(backend, case) if case != small else ()))
 
 
 def timed(backend: PointwiseBackend, case: PointwiseCase) -> Callable[[], object]:
@@ -88,29 +91,34 @@ def timed(backend: PointwiseBackend, case: PointwiseCase) -> Callable[[], object
 
 def _faults(backend: PointwiseBackend, case: PointwiseCase) -> Iterator[str]:
     ops, given = _operations(backend), _inputs(case)
-    exact = [each.double() for each in given]
     grad, gate_up, x, cos, sin = given
-    leaf = exact[1].clone().requires_grad_()
-    gate, up = leaf.chunk(2, dim=-1)
-    right = torch.nn.functional.silu(gate) * up
-    (right_gradient,) = torch.autograd.grad(right, leaf, exact[0])
     activated, again = swiglu_again(ops, gate_up)
-    results = [("SwiGLU", swiglu(ops, gate_up), right.detach()), ("SwiGLU again", again, right.detach())]
-    swiglu_backward_(ops, [grad.clone(), activated], gate_up)
-    results.append(("gradient of SwiGLU", gate_up, right_gradient))
+    found = {"SwiGLU": swiglu(ops, gate_up), "SwiGLU again": again, "gradient of SwiGLU": gate_up.clone()}
+    swiglu_backward_(ops, [grad.clone(), activated], found["gradient of SwiGLU"])
+    for rows in row_blocks(case.rows):
+        leaf = gate_up[rows].double().requires_grad_()
+        gate, up = leaf.chunk(2, dim=-1)
+        right = torch.nn.functional.silu(gate) * up
+        (right_gradient,) = torch.autograd.grad(right, leaf, grad[rows].double())
+        for (name, ours), theirs in zip(found.items(), (right, right, right_gradient), strict=True):
+            yield from _off(name, ours[rows], theirs.detach(), case.dtype)
     for interleave in (False, True):
         for inverse in (False, True):
             turned = x.clone()
             rotate_(ops, turned, cos, sin, interleave, inverse)
-            first, second = (exact[2][..., 0::2], exact[2][..., 1::2]) if interleave else exact[2].chunk(2, dim=-1)
-            sine = -exact[4] if inverse else exact[4]
-            parts = [first * exact[3] - second * sine, second * exact[3] + first * sine]
-            wanted = torch.stack(parts, -1).flatten(-2) if interleave else torch.cat(parts, -1)
-            results.append(("rotary embedding", turned.flatten(0, -2), wanted.flatten(0, -2)))
-    for name, ours, theirs in results:
-        error = worst_row(ours, theirs)
-        if not error <= BOUNDS[case.dtype]:
-            yield f"its {name} is off by {error:.1e}, where {BOUNDS[case.dtype]:.0e} is allowed"
+            for rows in row_blocks(case.rows):
+                exact, cosine, sine = x[:, rows].double(), cos[rows].double(), sin[rows].double()
+                first, second = (exact[..., 0::2], exact[..., 1::2]) if interleave else exact.chunk(2, dim=-1)
+                sine = -sine if inverse else sine
+                parts = [first * cosine - second * sine, second * cosine + first * sine]
+                wanted = torch.stack(parts, -1).flatten(-2) if interleave else torch.cat(parts, -1)
+                yield from _off("rotary embedding", turned[:, rows].flatten(0, -2), wanted.flatten(0, -2), case.dtype)
+
+
+def _off(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> Iterator[str]:
+    error = worst_row(ours, theirs)
+    if not error <= BOUNDS[dtype]:
+        yield f"its {name} is off by {error:.1e}, where {BOUNDS[dtype]:.0e} is allowed"
 
 
 def _operations(backend: PointwiseBackend) -> Operations:

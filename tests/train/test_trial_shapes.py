@@ -1,0 +1,135 @@
+"""A back end is tried on the shape that it is to compute: one that is right up to some size, and wrong above it, is not taken."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fourfold.flash import choice
+from fourfold.flash.backends import TILED, AttentionBackend, AttentionCase
+from fourfold.fused import norm_choice
+from fourfold.fused.losses import LossCase
+from fourfold.fused.norms import NormCase
+from fourfold.fused.pointwise import PointwiseCase
+from fourfold.model import feed_forward, rope, torch_onednn, torch_operations
+from fourfold.model.work import Gemm
+from fourfold.runtime import matmuls
+from fourfold.train import loss_choice, pointwise_choice
+from fourfold.train.norm_choice import FORMULA
+from tests.rehearse.layouts import sections
+from tests.rehearse.rehearsed import sections_spec
+from tests.support.fused_operations import PlainLoss
+
+CPU = torch.device("cpu")
+MODEL = sections_spec(1, sections({}))[0].model
+ATTENTION = AttentionCase(1, 700, 2, 1, 8, 8, torch.float32, CPU)
+LAST = -1
+
+
+def spoils(function: Callable[..., Any], above: int, which: int | None = None) -> Callable[..., Any]:
+    """The function, whose result (or the part `which`) is wrong in its last row where a tensor has more rows than `above`."""
+
+    def wrong(*given: Any, **more: Any) -> Any:
+        found = function(*given, **more)
+        rows = max(x.shape[0] if x.dim() < 4 else x.shape[1] for x in given if isinstance(x, Tensor) and x.dim() > 1)
+        if rows > above:
+            part = (found if which is None else found[which]) if found is not None else given[0]
+            (part[:, LAST] if part.dim() == 4 else part[LAST]).add_(1.0)
+        return found
+
+    return wrong
+
+
+def fault_of_attention(above: int, member: str, which: int, **case: Any) -> str | None:
+    own = {member: spoils(getattr(TILED, member), above, which)}
+    backend: AttentionBackend = replace(TILED, name="own", **own)
+    return choice.examine(backend, replace(ATTENTION, **case))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("member", "which"), [("attend", 0), ("attend_backward", 0), ("attend_backward", 2)])
+def test_attention(member: str, which: int, dtype: torch.dtype) -> None:
+    assert fault_of_attention(10**6, member, which, dtype=dtype) is None
+    found = fault_of_attention(600, member, which, dtype=dtype)
+    assert found is not None
+    assert "with causal rows of 700 tokens" in found
+    assert fault_of_attention(600, member, which, dtype=dtype, queries=512) is None
+
+
+def test_attention_of_documents_and_of_other_heads() -> None:
+    assert fault_of_attention(10**6, "attend", 0, documents=True, rectangles=True, batch=2, heads=6, kv_heads=3) is None
+
+
+def test_norms() -> None:
+    case = NormCase(3000, 16, torch.float32, CPU, 1e-5)
+    assert norm_choice.examine(FORMULA, case) is None
+    for member, which in (("forward", 0), ("backward", 0)):
+        wrong = replace(FORMULA, name="own", **{member: spoils(getattr(FORMULA, member), 2000, which)})
+        assert "off by" in str(norm_choice.examine(wrong, case)) or "other bits" in str(
+            norm_choice.examine(wrong, case)
+        )
+        assert norm_choice.examine(wrong, replace(case, rows=2000)) is None
+
+
+class LargeLoss(PlainLoss):
+    """Wrong on chunks of more than 200 tokens."""
+
+    @staticmethod
+    def gradient_(logits: Tensor, *rest: Any) -> None:
+        PlainLoss.gradient_(logits, *rest)
+        if len(logits) > 200:
+            logits[LAST] *= 1.5
+
+
+def test_cross_entropy() -> None:
+    backend = loss_choice.LossBackend("own", LargeLoss(), lambda case: None)
+    case = LossCase(300, 70, torch.float32, CPU)
+    assert "its gradient is off" in str(loss_choice.examine(backend, case, MODEL))
+    assert loss_choice.examine(backend, replace(case, rows=200), MODEL) is None
+    assert loss_choice.examine(loss_choice.FORMULA, case, MODEL) is None
+
+
+class LargePointwise:
+    """The formulas; a rotation of more than 2,000 tokens is wrong."""
+
+    @staticmethod
+    def swiglu(gate_up: Tensor) -> Tensor:
+        return feed_forward.swiglu(torch_operations, gate_up)
+
+    @staticmethod
+    def swiglu_backward_(grad: Tensor, gate_up: Tensor) -> None:
+        feed_forward.swiglu_backward_(torch_operations, [grad, None], gate_up)
+
+    @staticmethod
+    def rotate_(x: Tensor, *rest: Any) -> None:
+        rope.rotate_(torch_operations, x, *rest)
+        if x.shape[1] > 2000:
+            x[:, LAST] *= 1.5
+
+
+def test_swiglu_and_rotation() -> None:
+    backend = pointwise_choice.PointwiseBackend("own", LargePointwise(), lambda case: None)
+    case = PointwiseCase(2100, 8, 2, 8, torch.float32, CPU)
+    assert "its rotary embedding is off" in str(pointwise_choice.examine(backend, case))
+    assert pointwise_choice.examine(backend, replace(case, rows=2000)) is None
+    assert pointwise_choice.examine(pointwise_choice.FORMULA, case) is None
+
+
+@pytest.mark.parametrize("kind", matmuls.KINDS)
+def test_matmuls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run's own widths: oneDNN here is wrong where a layer writes 700 features."""
+    linear = torch_onednn.linear
+    monkeypatch.setattr(torch_onednn, "linear", lambda x, w, *bias: linear(x, w, *bias) * (1 + (len(w) == 700)))
+    gemms = {
+        matmuls.FORWARD: Gemm(4096, 700, 96),
+        matmuls.INPUT_GRADIENT: Gemm(4096, 96, 700),
+        matmuls.WEIGHT_GRADIENT: Gemm(700, 96, 4096, accumulates=True),
+    }
+    counts = {each: matmuls.Counter[Gemm]({gemms[each]: 3} if each == kind else {}) for each in matmuls.KINDS}
+    if not torch_onednn.is_available():
+        pytest.skip("this build of PyTorch has no oneDNN")
+    assert matmuls.problem_of_onednn() is None
+    assert "its forward matmul is off" in str(matmuls.problem_of_onednn(counts))
