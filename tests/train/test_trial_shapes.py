@@ -25,8 +25,14 @@ from tests.support.fused_operations import PlainLoss
 
 CPU = torch.device("cpu")
 MODEL = sections_spec(1, sections({}))[0].model
-ATTENTION = AttentionCase(1, 700, 2, 1, 8, 8, torch.float32, CPU)
+ATTENTION = AttentionCase(1, 48, 2, 1, 8, 8, torch.float32, CPU)
 LAST = -1
+
+
+@pytest.fixture(autouse=True)
+def small_ones_are_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "CHECKED_TOKENS", 32)
+    monkeypatch.setattr(choice, "CHECKED_BLOCK", 256)
 
 
 def spoils(function: Callable[..., Any], above: int, which: int | None = None) -> Callable[..., Any]:
@@ -53,10 +59,10 @@ def fault_of_attention(above: int, member: str, which: int, **case: Any) -> str 
 @pytest.mark.parametrize(("member", "which"), [("attend", 0), ("attend_backward", 0), ("attend_backward", 2)])
 def test_attention(member: str, which: int, dtype: torch.dtype) -> None:
     assert fault_of_attention(10**6, member, which, dtype=dtype) is None
-    found = fault_of_attention(600, member, which, dtype=dtype)
+    found = fault_of_attention(40, member, which, dtype=dtype)
     assert found is not None
-    assert "with causal rows of 700 tokens" in found
-    assert fault_of_attention(600, member, which, dtype=dtype, queries=512) is None
+    assert "with causal rows of 48 tokens" in found
+    assert fault_of_attention(40, member, which, dtype=dtype, queries=32) is None
 
 
 def test_attention_of_documents_and_of_other_heads() -> None:
@@ -64,14 +70,14 @@ def test_attention_of_documents_and_of_other_heads() -> None:
 
 
 def test_norms() -> None:
-    case = NormCase(3000, 16, torch.float32, CPU, 1e-5)
+    case = NormCase(700, 16, torch.float32, CPU, 1e-5)
     assert norm_choice.examine(FORMULA, case) is None
     for member, which in (("forward", 0), ("backward", 0)):
-        wrong = replace(FORMULA, name="own", **{member: spoils(getattr(FORMULA, member), 2000, which)})
+        wrong = replace(FORMULA, name="own", **{member: spoils(getattr(FORMULA, member), 600, which)})
         assert "off by" in str(norm_choice.examine(wrong, case)) or "other bits" in str(
             norm_choice.examine(wrong, case)
         )
-        assert norm_choice.examine(wrong, replace(case, rows=2000)) is None
+        assert norm_choice.examine(wrong, replace(case, rows=600)) is None
 
 
 class LargeLoss(PlainLoss):
@@ -93,7 +99,7 @@ def test_cross_entropy() -> None:
 
 
 class LargePointwise:
-    """The formulas; a rotation of more than 2,000 tokens is wrong."""
+    """The formulas; a rotation of more than 600 tokens is wrong."""
 
     @staticmethod
     def swiglu(gate_up: Tensor) -> Tensor:
@@ -106,15 +112,15 @@ class LargePointwise:
     @staticmethod
     def rotate_(x: Tensor, *rest: Any) -> None:
         rope.rotate_(torch_operations, x, *rest)
-        if x.shape[1] > 2000:
+        if x.shape[1] > 600:
             x[:, LAST] *= 1.5
 
 
 def test_swiglu_and_rotation() -> None:
     backend = pointwise_choice.PointwiseBackend("own", LargePointwise(), lambda case: None)
-    case = PointwiseCase(2100, 8, 2, 8, torch.float32, CPU)
+    case = PointwiseCase(700, 8, 2, 8, torch.float32, CPU)
     assert "its rotary embedding is off" in str(pointwise_choice.examine(backend, case))
-    assert pointwise_choice.examine(backend, replace(case, rows=2000)) is None
+    assert pointwise_choice.examine(backend, replace(case, rows=600)) is None
     assert pointwise_choice.examine(pointwise_choice.FORMULA, case) is None
 
 

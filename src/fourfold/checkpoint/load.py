@@ -29,8 +29,8 @@ def load_checkpoint(
     `shards`: this rank's shard of its part of every unit that it holds, under whatever layout; replicas load the same shard. Only
     the chunks of 256 KiB that hold some of them are read. The roles asked for may be fewer than those saved. `units`: the names of
     all units of the model; by default those in `shards`. `manifest`, `sources`: of a state that
-    lies in no folder. `advance` is called as parts are checked and read. Raises, with the tensors untouched, `DamagedCheckpoint` when the
-    checkpoint is not whole, and another `RunFailure` when it was saved by another model.
+    lies in no folder. `advance` is called as parts are checked and read. Raises, with the tensors untouched, `DamagedCheckpoint`
+    when the checkpoint is not whole, and another `RunFailure` when it was saved by another model.
     """
     manifest = manifest or read_manifest(path)
     extras = extras or {}

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from fourfold.config import UserError
 from fourfold.flash.backends import TILED, AttentionBackend, AttentionCase
 from fourfold.flash.visible import Visible
 
@@ -78,6 +79,8 @@ def compare(
         if problem is None:
             try:
                 seconds = clock(timed(backend))
+            except UserError:  # of whoever measures, not of the back end
+                raise
             except Exception as error:  # such as too little memory
                 problem = _words(error)
         trials[backend.name] = Trial(seconds, problem)

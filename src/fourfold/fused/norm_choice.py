@@ -1,8 +1,8 @@
 """Whether a back end of RMSNorm is right, beside fp64, and what is timed of it.
 
-It may win if on rows of the run's width, first a few and then as many as a microbatch of the run has, the worst row of each result (output, gradient of x) is off by no more than `flash.choice`
-allows of attention; and the weight's gradient by no more than sums of fp32 are, whatever the format of its rows: it is added to
-others that are not rounded.
+It may win if on rows of the run's width, first a few and then as many as a microbatch of the run has, the worst row of each result
+(output, gradient of x) is off by no more than `flash.choice` allows of attention; and the weight's gradient by no more than sums
+of fp32 are, whatever the format of its rows: it is added to others that are not rounded.
 """
 
 from collections.abc import Callable, Iterator

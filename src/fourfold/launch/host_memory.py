@@ -1,5 +1,6 @@
-"""The memory of its host that a rank takes, and whether a machine has it for all its ranks: offloaded activations and optimizer states,
-and copies of the state. With a device of its own a rank pins it, and pinned memory is counted as it is allocated, in powers of two.
+"""The memory of its host that a rank takes, and whether a machine has it for all its ranks: offloaded activations and optimizer
+states, and copies of the state. With a device of its own a rank pins it, and pinned memory is counted as it is allocated, in
+powers of two.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""A rank's pinned memory of its host, as it is allocated: torch rounds every allocation to a power of two, for each tensor by itself
-up to twice what is needed. Here tensors share allocations that are powers of two already, and predictions count those.
+"""A rank's pinned memory of its host, as it is allocated: torch rounds every allocation to a power of two, for each tensor by
+itself up to twice what is needed. Here tensors share allocations that are powers of two already, and predictions count those.
 """
 
 from collections import Counter

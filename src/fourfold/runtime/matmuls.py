@@ -75,8 +75,8 @@ def total_flops(matmuls: MatmulCounts) -> int:
 
 
 def problem_of_onednn(matmuls: MatmulCounts | None = None) -> str | None:
-    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row: some odd ones, and
-    those of `matmuls` in their own widths, of a block of their tokens."""
+    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row: some odd ones,
+    and those of `matmuls` in their own widths, of a block of their tokens."""
     if not torch_onednn.is_available():
         return "this build of PyTorch has no oneDNN"
     sizes = dict.fromkeys(CHECKED)

@@ -1,4 +1,5 @@
-"""Pinned memory of the host: parts of few allocations (`fourfold.program.pinned`), and slots that offloaded activations take in turn.
+"""Pinned memory of the host: parts of few allocations (`fourfold.program.pinned`), and slots that offloaded activations take in
+turn.
 
 On a processor both memories are one: nothing is pinned, and every tensor has memory of its own.
 """

@@ -16,6 +16,7 @@ from fourfold.checkpoint import DamagedCheckpoint, read_manifest
 from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.flash import choice, remembered
 from fourfold.flash.choice import Backend
+from fourfold.train.trials import Trials
 
 REPEATS = 3
 Kernels = TypeVar("Kernels")
@@ -94,14 +95,18 @@ class Chosen(NamedTuple, Generic[Backend]):
 
 
 def choose_for_run(
-    contest: Contest[Backend], config: RunConfig, context: AgreeingRanks, newest: Path | None
+    contest: Contest[Backend],
+    config: RunConfig,
+    context: AgreeingRanks,
+    newest: Path | None,
+    trials: Trials | None = None,
 ) -> Chosen[Backend]:
     """The choice at the start of a training, which compares back ends on CUDA. `newest`: the checkpoint that it may go on from."""
     measures, recorded = context.device.type == "cuda", ""
     if measures:
         recorded = context.tell(recorded_choice(newest, contest.recorded_as) if context.rank == 0 else "", 0)
     named, cache = getattr(config.run, contest.option), remembered.default_path().with_name(contest.file)
-    return choose(contest, context, named, recorded, cache, device_clock(context.device), measures)
+    return choose(contest, context, named, recorded, cache, device_clock(context.device), measures, trials)
 
 
 def choose(
@@ -112,12 +117,21 @@ def choose(
     cache: Path,
     clock: choice.Clock,
     measures: bool,
+    trials: Trials | None = None,
 ) -> Chosen[Backend]:
     """The back end of a run, the same on every rank, each of which calls this. `named`: by the run file, or `auto`; `recorded`: by
-    its checkpoint, or empty; `measures`: whether back ends are compared. Raises `UserError` where the named one cannot be taken."""
-    backends = contest.backends
+    its checkpoint, or empty; `measures`: whether back ends are compared. Raises `UserError` where the named one cannot be taken,
+    and `RunFailure` where one breaks this rank's device."""
+    backends, guard = contest.backends, trials or Trials()
+
+    def examine(backend: Backend) -> str | None:
+        def again() -> object:
+            return contest.timed(backend)()
+
+        return guard.examine(contest.option, backend.name, lambda: contest.examine(backend), again)
+
     if named != "auto":
-        problem = _agreed_problem(contest, backends[named], ranks)
+        problem = _agreed_problem(examine, backends[named], ranks)
         if problem is not None:
             raise UserError(
                 f'run.{contest.option} = "{named}": {problem}; allowed: one that takes this run\'s {contest.work}; '
@@ -126,20 +140,20 @@ def choose(
         return Chosen(backends[named], "as the run file says")
     if not measures:
         return Chosen(contest.default)
-    if recorded in backends and _agreed_problem(contest, backends[recorded], ranks) is None:
+    if recorded in backends and _agreed_problem(examine, backends[recorded], ranks) is None:
         return Chosen(backends[recorded], "as before the checkpoint")
     key = remembered.key_of(contest.case)
     known = remembered.recall(cache, key, backends)
     problems: dict[str, str | None] = {}
     if known is None:
-        trials = choice.compare(backends.values(), contest.examine, contest.timed, clock)
-        problems = {name: trial.problem for name, trial in trials.items()}
-        known = {name: trial.seconds for name, trial in trials.items()}
+        found = choice.compare(backends.values(), examine, contest.timed, guard.guarded(clock))
+        problems = {name: trial.problem for name, trial in found.items()}
+        known = {name: trial.seconds for name, trial in found.items()}
         remembered.remember(cache, key, known)
     seconds = dict(zip(backends, ranks.most([known[name] for name in backends]), strict=True))
     times = ", ".join(f"{name} {1000 * each:.2f}" for name, each in seconds.items() if each < float("inf"))
     while (name := choice.fastest(seconds)) is not None:
-        if _agreed_problem(contest, backends[name], ranks) is None:
+        if _agreed_problem(examine, backends[name], ranks) is None:
             return Chosen(backends[name], f"the fastest, in ms of forward and backward: {times}")
         seconds[name] = float("inf")
     raise RunFailure(
@@ -172,9 +186,9 @@ def device_clock(device: torch.device) -> choice.Clock:
     return seconds
 
 
-def _agreed_problem(contest: Contest[Any], backend: Any, ranks: AgreeingRanks) -> str | None:
+def _agreed_problem(examine: Callable[[Any], str | None], backend: Any, ranks: AgreeingRanks) -> str | None:
     """Why some rank cannot take a back end; None on every rank, or the same on every rank."""
-    problem = contest.examine(backend)
+    problem = examine(backend)
     first = ranks.least(ranks.rank if problem is not None else ranks.world_size)
     return None if first == ranks.world_size else ranks.tell(problem or "", first)
 

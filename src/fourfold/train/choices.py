@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from fourfold.train.loss_choice import LossBackend, loss_case, loss_contest
 from fourfold.train.matmul_choice import ChosenMatmuls, choose_matmuls_for_run
 from fourfold.train.norm_choice import choose_norms_for_run
 from fourfold.train.pointwise_choice import PointwiseBackend, pointwise_case, pointwise_contest
+from fourfold.train.trials import Trials, device_answers
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,20 @@ def choose_for_run(
     context: AgreeingRanks,
     newest: Path | None,
     copy: Manifest | None,
+    out: Path | None = None,
 ) -> Choices:
-    """`newest`, `copy`: the checkpoint, and the copy in memory, that the training may go on from."""
+    """`newest`, `copy`: the checkpoint, and the copy in memory, that the training may go on from. `out`: the run's folder, which
+    remembers what broke a device."""
     device = context.device
+    trials = Trials(out, partial(device_answers, device), config.run.deterministic, context.rank)
     attention = attention_contest(attention_case(spec, device))
     loss = loss_contest(loss_case(spec, device), spec.model)
     pointwise = pointwise_contest(pointwise_case(spec, device))
     choices = Choices(
-        backend_choice.choose_for_run(attention, config, context, newest),
-        choose_norms_for_run(config, spec, context, newest),
-        backend_choice.choose_for_run(loss, config, context, newest),
-        backend_choice.choose_for_run(pointwise, config, context, newest),
+        backend_choice.choose_for_run(attention, config, context, newest, trials),
+        choose_norms_for_run(config, spec, context, newest, trials),
+        backend_choice.choose_for_run(loss, config, context, newest, trials),
+        backend_choice.choose_for_run(pointwise, config, context, newest, trials),
         choose_matmuls_for_run(config, program, context, newest, copy),
     )
     if device.type == "cuda":  # comparisons leave nothing behind

@@ -105,7 +105,7 @@ class Training:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank, starting.advance)
         section = self.config.optimizer
         saved = copy.manifest if copy is not None else None
-        self.choices = choose_for_run(*(self.config, self.spec, self.program, context, resumption.newest, saved))
+        self.choices = choose_for_run(*(self.config, self.spec, self.program, context, resumption.newest, saved), out)
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
             *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),

@@ -2,8 +2,8 @@
 kernels that read the logits twice and write their gradient in their place. A processor gains nothing by those, and compares
 nothing.
 
-A back end may win if on a part of a chunk of logits, and on a chunk of the run's own size, its loss, and the worst row of its gradient, are off from fp64 by no more than
-`flash.choice` allows of attention.
+A back end may win if on a part of a chunk of logits, and on a chunk of the run's own size, its loss, and the worst row of its
+gradient, are off from fp64 by no more than `flash.choice` allows of attention.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -16,6 +16,7 @@ from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.program.spec import StepSpec
 from fourfold.train.backend_choice import AgreeingRanks, Chosen, Contest, choose_for_run
+from fourfold.train.trials import Trials
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -53,12 +54,12 @@ def norm_case(spec: StepSpec, device: torch.device) -> NormCase:
 
 
 def choose_norms_for_run(
-    config: RunConfig, spec: StepSpec, context: AgreeingRanks, newest: Path | None
+    config: RunConfig, spec: StepSpec, context: AgreeingRanks, newest: Path | None, trials: Trials | None = None
 ) -> Chosen[NormBackend]:
     """`backend_choice.choose_for_run`. LayerNorms have no choice."""
     named = config.run.norm_backend
     if spec.model.norm == "rms":
-        return choose_for_run(norm_contest(norm_case(spec, context.device)), config, context, newest)
+        return choose_for_run(norm_contest(norm_case(spec, context.device)), config, context, newest, trials)
     if named not in ("auto", FORMULA.name):
         raise UserError(
             f'run.norm_backend = "{named}": the model has LayerNorms; allowed: "auto", "{FORMULA.name}"; '

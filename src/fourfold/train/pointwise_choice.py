@@ -2,7 +2,8 @@
 and `model/rope.py`, operator by operator, or kernels that read and write every number once. A processor gains nothing by those, and
 compares nothing.
 
-A back end may win if, of a few rows and of as many as a microbatch of the run has, the worst row of each result is off from fp64 by no more than `flash.choice` allows of attention.
+A back end may win if, of a few rows and of as many as a microbatch of the run has, the worst row of each result is off from fp64
+by no more than `flash.choice` allows of attention.
 """
 
 from collections.abc import Callable, Iterator, Mapping

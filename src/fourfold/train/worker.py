@@ -81,6 +81,7 @@ def _advice(error: Exception) -> str:
 
 def _train(out: Path, record: ExitRecordFile) -> int:
     """Trains; the exit code. A run that has finished says so before anything else is tried."""
+    from fourfold.train.deterministic import be_deterministic
     from fourfold.train.loop import Training
     from fourfold.train.session import StopSignal, init_rank_context
 
@@ -94,7 +95,9 @@ def _train(out: Path, record: ExitRecordFile) -> int:
     }
     from fourfold.config import load_run
 
-    context = init_rank_context(load_run(out / "run.toml", as_written=True).run)
+    section = load_run(out / "run.toml", as_written=True).run
+    be_deterministic(section)
+    context = init_rank_context(section)
     stop = StopSignal(context)
 
     def request(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,56 @@
+"""`run.deterministic`: a rank whose kernels repeat their bits, set before it has a device or a communicator.
+
+What repeats by itself is not touched: our own kernels add in a fixed order and use no atomics, sums over ranks on gloo have one
+order. What does not is chosen otherwise or refused: by PyTorch where an operator has no other version, by a trial where a back end
+of attention, norms, cross-entropy or SwiGLU gives other bits the second time (`train/trials.py`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.config import UserError
+from fourfold.config.schema import RunSection
+
+WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
+"""cuBLAS takes another algorithm when another stream holds its workspace, but not with these (cuBLAS, Results reproducibility)."""
+NCCL = {"NCCL_ALGO": "Ring", "NCCL_NVLS_ENABLE": "0", "NCCL_COLLNET_ENABLE": "0"}
+"""Rings alone: trees and sums in switches add in an order that depends on who is there first, or on the tuner's choice."""
+
+
+def be_deterministic(section: RunSection, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Does nothing where the run does not ask for it. Raises `UserError` for variables that contradict it."""
+    if not section.deterministic:
+        return
+    for name, allowed in {WORKSPACE: WORKSPACES, **{key: (value,) for key, value in NCCL.items()}}.items():
+        stated = environment.setdefault(name, allowed[0])
+        if stated not in allowed:
+            raise UserError(
+                f"run.deterministic = true, but {name} = {stated!r} in the environment; allowed: {', '.join(allowed)}; what "
+                f"works: unset it"
+            )
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+
+
+def other_bits(again: Callable[[], Any]) -> str | None:
+    """Why results do not repeat; None: they do. `again`: makes them anew at every call, from inputs of one seed."""
+    try:
+        pairs = list(zip(_tensors(again()), _tensors(again()), strict=True))
+    except Exception as error:
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if all(torch.equal(one, other) for one, other in pairs):
+        return None
+    return "its results have other bits when they are computed again, and run.deterministic = true"
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
