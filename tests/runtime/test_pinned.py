@@ -21,7 +21,7 @@ from tests.support.parity_runs import run_table
 
 
 def rounded(size: int) -> int:
-    """What torch's caching host allocator takes: `llvm::PowerOf2Ceil` of the size."""
+    """Bytes that torch's caching host allocator takes: `llvm::PowerOf2Ceil` of the size."""
     return 1 << (size - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""What comes after the last save of a run, the sample above all, never makes it a failure, however large the model."""
+"""The end of a run after its last save, the sample above all, never makes it a failure, however large the model."""
 
 import json
 import os
@@ -114,9 +114,9 @@ class Process:
         return -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("said", "failures"), [(0, 0), (None, 1), (1, 1)])
+@pytest.mark.parametrize(("told", "failures"), [(0, 0), (None, 1), (1, 1)])
 def test_what_ends_a_process_after_its_run_finished_is_no_failure(
-    tmp_path: Path, said: int | None, failures: int
+    tmp_path: Path, told: int | None, failures: int
 ) -> None:
     class Spawner:
         exit_code = None
@@ -128,8 +128,8 @@ def test_what_ends_a_process_after_its_run_finished_is_no_failure(
     record = ExitRecordFile(tmp_path, 0)
     ranks = LocalRanks(RunFolder(tmp_path), Spawner())  # type: ignore[arg-type]
     ranks.start({0: 0}, 1, 1, 0, {})
-    if said is not None:
-        record.say(said, "why")
+    if told is not None:
+        record.say(told, "why")
     ranks.collect()
     assert len(ranks.failures) == failures
     assert (ranks.exit_codes[0] == 0) == (failures == 0)

@@ -42,7 +42,7 @@ def test_ranks_collect_at_the_same_steps_also_after_a_restart() -> None:
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_memory_does_not_grow(every: int) -> None:
-    """Of cycles that every step leaves, those of one interval live at most."""
+    """Cycles that every step leaves live for one interval at most."""
     alive: weakref.WeakSet[Node] = weakref.WeakSet()
     most = 0
     with collected_together(every) as garbage:

@@ -275,7 +275,7 @@ class RunSection(Section):
     model has more than 1 B parameters, which `fourfold sample` reads instead."""
     deterministic: bool = False
     """Whether only kernels are taken that repeat their bits: PyTorch refuses others by name, back ends have to show it on the run's
-    shapes, and NCCL sums in rings. It is slower. See docs/reliability.md, Guarantees to the bit."""
+    shapes, and NCCL sums in rings. It is slower. See docs/checkpoints.md."""
     gc_every_steps: Annotated[int, Field(ge=0)] = 50
     """Steps between two collections of Python's cyclic garbage, which all ranks make before the same step, so that none keeps the
     others waiting in between. 0: each rank when Python likes."""

@@ -123,7 +123,7 @@ def _faults(backend: AttentionBackend, case: AttentionCase) -> Iterator[str]:
     backend.activate()
     bound, scale = BOUNDS[case.dtype], case.width**SCALE_OF_WIDTH
     small = case == _small(case)
-    wide = torch.float64 if small or case.dtype in (torch.float64, torch.float32) else torch.float32
+    reference = torch.float64 if small or case.dtype in (torch.float64, torch.float32) else torch.float32
     names = "output", "log-sum-exp", "gradient of queries", "gradient of keys", "gradient of values"
     for what, causal, documents, queries in _calls(case):
         grad, q, k, v = _inputs(case, queries)
@@ -131,7 +131,7 @@ def _faults(backend: AttentionBackend, case: AttentionCase) -> Iterator[str]:
         found = out, lse, *backend.attend_backward(grad, q, k, v, out, lse, causal, scale, documents)
         for group in (None,) if small else sorted({0, case.kv_heads - 1}):
             part = partial(_of_group, case=case, group=group)
-            exact = [part(x).to(wide) for x in (grad, q, k, v)]
+            exact = [part(x).to(reference) for x in (grad, q, k, v)]
             seen = documents if small or documents is None else Visible.documents(lengths_of(case))
             right = TILED.attend(*exact[1:], causal, scale, seen)
             expected = *right, *TILED.attend_backward(*exact, *right, causal, scale, seen)

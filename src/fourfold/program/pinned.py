@@ -15,7 +15,7 @@ _SMALL = 1 << 21
 """Bytes of the rest for which one allocation is made whatever it wastes."""
 _WASTE = 1 / 16
 """Share of the last allocation that may stay unused."""
-_SLACK, _ROUTED_SLACK = 1 / 32, 1 / 4
+_SPARE, _ROUTED_SPARE = 1 / 32, 1 / 4
 """Share by which a slot is larger than its activations, of which a few bytes are not predicted; with experts the router decides."""
 
 
@@ -86,8 +86,8 @@ def activation_slots(program: Program, routed: bool) -> list[int]:
         for each in pattern.frees:
             if buffers.on_host(each.text) and m is not None:
                 away[sizes[each.of(m)]] -= 1
-    slack = _ROUTED_SLACK if routed else _SLACK
-    return [int(size * (1 + slack)) for size, count in sorted(most.items()) for _ in range(count)]
+    spare = _ROUTED_SPARE if routed else _SPARE
+    return [int(size * (1 + spare)) for size, count in sorted(most.items()) for _ in range(count)]
 
 
 def pinned_bytes(program: Program, routed: bool) -> int:

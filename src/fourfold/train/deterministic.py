@@ -1,7 +1,7 @@
 """`run.deterministic`: a rank whose kernels repeat their bits, set before it has a device or a communicator.
 
-What repeats by itself is not touched: our own kernels add in a fixed order and use no atomics, sums over ranks on gloo have one
-order. What does not is chosen otherwise or refused: by PyTorch where an operator has no other version, by a trial where a back end
+Operations that repeat theirs are not touched: our own kernels add in a fixed order and use no atomics, sums over ranks on gloo have
+one order. Others are replaced or refused: by PyTorch where an operator has no other version, by a trial where a back end
 of attention, norms, cross-entropy or SwiGLU gives other bits the second time (`train/trials.py`).
 """
 

@@ -1,6 +1,6 @@
 """The end of a training: what a finished run does beside its last save, none of which can make it a failure.
 
-Once the last checkpoint is saved, the run has finished and says so. What comes then (copies that are on their way, the sample) may
+Once the last checkpoint is saved, the run has finished and says so. The rest (copies that are on their way, the sample) may
 fail, or be slow as the model is large: a message tells it.
 """
 

@@ -21,7 +21,7 @@ EVERY = slice(None)
 
 @dataclass(frozen=True)
 class HostMicrobatch:
-    """What one microbatch takes to the device, in the host's memory, which is pinned for CUDA. [microbatch_sequences, own
+    """The inputs of one microbatch in the host's memory, which is pinned for CUDA. [microbatch_sequences, own
     positions] each, [D, ...] of the D MTP modules; positions: where they choose angles or rows of a table, else None."""
 
     tokens: torch.Tensor

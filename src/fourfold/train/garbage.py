@@ -24,8 +24,8 @@ class StepGarbage:
 
 @contextmanager
 def collected_together(every_steps: int) -> Iterator[StepGarbage]:
-    """Within the block Python collects nothing by itself. What is there when it begins is no garbage: no collection looks at it
-    again, so that one takes a few milliseconds."""
+    """Within the block Python collects nothing by itself. Objects that are there when it begins are no garbage: no collection looks
+    at them again, so that one takes a few milliseconds."""
     was_enabled, were_frozen = gc.isenabled(), gc.get_freeze_count()
     if every_steps:
         gc.collect()

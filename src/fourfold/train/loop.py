@@ -47,9 +47,9 @@ from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.measured import check_sent, rank_measured, write_measured
-from fourfold.train.meeting import Starting
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event
+from fourfold.train.patient_barrier import Starting
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption

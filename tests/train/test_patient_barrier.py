@@ -10,7 +10,7 @@ from fourfold.config.schema import FaultsSection
 from fourfold.runtime.progress import ProgressBoard, read_positions
 from fourfold.supervise.observation import Observation
 from fourfold.supervise.watch import Watch
-from fourfold.train.meeting import Meeting
+from fourfold.train.patient_barrier import PatientBarrier
 
 LIMIT = 600.0
 
@@ -48,14 +48,14 @@ class Store:
             raise RuntimeError(f"nobody set {keys}")
 
 
-def meeting(store: Store, world_size: int = 2, **more: object) -> Meeting:
-    return Meeting("parameters 0", store, world_size, LIMIT, clock=lambda: store.now, **more)  # type: ignore[arg-type]
+def barrier(store: Store, world_size: int = 2, **more: object) -> PatientBarrier:
+    return PatientBarrier("parameters 0", store, world_size, LIMIT, clock=lambda: store.now, **more)  # type: ignore[arg-type]
 
 
 def test_a_rank_waits_hours_for_one_that_gets_on() -> None:
     store = Store()
     store.others = {500.0 * n: "parameters 0/parts" for n in range(1, 40)} | {20_000.0: "parameters 0/all"}
-    meeting(store).wait()
+    barrier(store).wait()
     assert store.now == 20_000.0
 
 
@@ -63,20 +63,20 @@ def test_a_rank_gives_up_once_nobody_has_got_on_for_the_limit() -> None:
     store = Store()
     store.others = {500.0: "parameters 0/parts", 900.0: "parameters 0/parts"}
     with pytest.raises(RunFailure, match=r"parameters 0: 1 of 2 ranks have not come, .* run.timeout_seconds = 600"):
-        meeting(store).wait()
+        barrier(store).wait()
     assert 900 + LIMIT <= store.now <= 900 + 1.3 * LIMIT
 
 
 def test_the_last_to_come_releases_the_others_at_once() -> None:
     store = Store()
     store.counts["parameters 0/come"] = 15
-    meeting(store, 16).wait()
+    barrier(store, 16).wait()
     assert (store.now, store.keys) == (0.0, {"parameters 0/all"})
 
 
 def test_requests_do_not_grow_with_the_parts_of_the_work() -> None:
     store = Store()
-    ours = meeting(store)
+    ours = barrier(store)
     for part in range(100_000):
         store.now = part * 0.01  # 1,000 seconds
         ours.advance()
@@ -86,7 +86,7 @@ def test_requests_do_not_grow_with_the_parts_of_the_work() -> None:
 def test_a_rank_that_draws_for_hours_is_not_taken_for_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its position moves with every part, so that the watch counts no time against it."""
     board, ours, now = ProgressBoard(tmp_path, 0), Store(), 0.0
-    drawing = meeting(ours, 1, record=board.record)
+    drawing = barrier(ours, 1, record=board.record)
     watch = Watch(FaultsSection(stall_seconds=5.0), LIMIT, None)  # type: ignore[arg-type]
     monkeypatch.setattr("time.monotonic", lambda: now)
 

@@ -20,8 +20,8 @@ _LOOK_SHARE = 0.125
 """Share of it after which a rank that waits looks whether others get on."""
 
 
-class Meeting:
-    """One rank's part in a meeting of all. `what`: the work before it, a name that no other meeting in this store has."""
+class PatientBarrier:
+    """One rank's part in a barrier of all. `what`: the work before it, a name that no other barrier in this store has."""
 
     def __init__(
         self,
@@ -77,23 +77,23 @@ class Meeting:
 
 
 class Starting:
-    """A rank's way to its first step: a meeting after each of its parts."""
+    """A rank's way to its first step: a barrier after each of its parts."""
 
     def __init__(self, context: RankContext, seconds: float, board: ProgressBoard) -> None:
         self._context, self._seconds, self._board = context, seconds, board
         self._number = 0
-        self._next = self._meeting()
+        self._next = self._barrier()
 
-    def _meeting(self) -> Meeting:
+    def _barrier(self) -> PatientBarrier:
         context, what = self._context, f"parameters {self._number}"
-        return Meeting(what, context.store, context.world_size, self._seconds, self._board.record)
+        return PatientBarrier(what, context.store, context.world_size, self._seconds, self._board.record)
 
     def advance(self) -> None:
-        """As `Meeting.advance`."""
+        """As `PatientBarrier.advance`."""
         self._next.advance()
 
     def meet(self) -> None:
-        """As `Meeting.wait`; the next part begins then."""
+        """As `PatientBarrier.wait`; the next part begins then."""
         self._next.wait()
         self._number += 1
-        self._next = self._meeting()
+        self._next = self._barrier()
