@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from operator import mul
@@ -74,16 +74,21 @@ def total_flops(matmuls: MatmulCounts) -> int:
     return sum(gemm.flops * times for kind in matmuls.values() for gemm, times in kind.items())
 
 
-def problem_of_onednn(matmuls: MatmulCounts | None = None) -> str | None:
-    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row: some odd ones,
-    and those of `matmuls` in their own widths, of a block of their tokens."""
+def problem_of_onednn() -> str | None:
+    """Why oneDNN may not multiply for this process; None: it may. Its matmuls are compared with fp64, row by row."""
+    return _first_fault(CHECKED)
+
+
+def problem_of_shapes(matmuls: MatmulCounts) -> str | None:
+    """The same for a run's own matmuls: in their widths, on a block of their tokens, whose rows do not depend on each other."""
+    return _first_fault(dict.fromkeys(_sizes(kind, gemm) for kind, gemms in matmuls.items() for gemm in gemms))
+
+
+def _first_fault(every: Iterable[tuple[int, int, int]]) -> str | None:
     if not torch_onednn.is_available():
         return "this build of PyTorch has no oneDNN"
-    sizes = dict.fromkeys(CHECKED)
-    for kind, gemms in (matmuls or {}).items():
-        sizes |= dict.fromkeys(_sizes(kind, gemm) for gemm in gemms)
     try:
-        return next((fault for each in sizes if (fault := _fault(*each)) is not None), None)
+        return next((fault for sizes in every if (fault := _fault(*sizes)) is not None), None)
     except RuntimeError as error:
         return f"RuntimeError: {str(error).splitlines()[0]}"
 

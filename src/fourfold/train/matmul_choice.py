@@ -25,6 +25,7 @@ from fourfold.runtime.matmuls import (
     measure,
     of_slowest,
     problem_of_onednn,
+    problem_of_shapes,
     processor_clock,
     step_matmuls,
     total_flops,
@@ -93,7 +94,7 @@ def choose_matmuls(
     measures = ranks.most([float(measures)]) == [1.0]
     if not (named == "onednn" or recorded or measures):
         return ChosenMatmuls()
-    problem = problem_of_onednn(matmuls)
+    problem = problem_of_onednn() or problem_of_shapes(matmuls)
     first = ranks.least(ranks.rank if problem is not None else ranks.world_size)
     if first < ranks.world_size:
         problem = ranks.tell(problem or "", first)
