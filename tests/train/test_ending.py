@@ -21,7 +21,6 @@ from fourfold.runtime.progress import ENDED, ProgressBoard, read_positions
 from fourfold.train import ending, sample
 from fourfold.train.ending import UNASKED_PARAMETERS, end_training, sample_at_end, tokens_at_end
 from fourfold.train.exit_record import ExitRecordFile
-from fourfold.train.generator import CPU
 from fourfold.train.metrics import RunLog
 from tests.support.forking import forking_context
 from tests.support.training_ranks import start_training
@@ -69,7 +68,7 @@ def test_a_model_above_the_limit_says_which_command_samples(
     out = make_run(tmp_path / "run", corpus, run={"sample_tokens": None})
     monkeypatch.setattr(ending, "UNASKED_PARAMETERS", 10)
     monkeypatch.setattr(sample, "generate", no_memory)  # would say so
-    sample_at_end(out, CPU)
+    sample_at_end(out)
     (told,) = lines(out / "events.jsonl")
     assert told["message"].endswith(f"this writes one: fourfold sample {out}")
     assert "run.sample_tokens = 200" in told["message"]
@@ -78,7 +77,7 @@ def test_a_model_above_the_limit_says_which_command_samples(
 def hang(out: Path) -> None:
     ending.load_run = lambda *args, **values: time.sleep(600)
     ending.SAMPLE_SECONDS = 0.05
-    sample_at_end(out, CPU)
+    sample_at_end(out)
     os._exit(7)
 
 

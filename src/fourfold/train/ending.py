@@ -21,6 +21,7 @@ from fourfold.model.counts import num_parameters
 from fourfold.runtime.progress import ENDED, ProgressBoard
 from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peer_memory import PeerMemory
+from fourfold.train.session import choose_device
 
 USUAL_TOKENS, UNASKED_PARAMETERS = 200, 1_000_000_000
 """Tokens of a sample that nobody asked for, and parameters of the largest model that writes one then."""
@@ -57,15 +58,16 @@ def tokens_at_end(config: RunConfig, model: ModelConfig) -> tuple[int, str]:
     )
 
 
-def sample_at_end(out: Path, device: torch.device) -> None:
+def sample_at_end(out: Path) -> None:
     """Adds the event `sample` to a run that has finished. Whatever goes wrong is a message there: the run has finished all the
     same. The process ends, as finished, where this takes more than `SAMPLE_SECONDS` and the answer of a disk or device."""
     with _bounded(2 * SAMPLE_SECONDS), suppress(OSError, RunFailure):
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
         try:
             config = load_run(out / "run.toml", as_written=True)
+            device = choose_device(config.run)
+            gc.collect()
+            if device.type == "cuda":  # what the step held makes room
+                torch.cuda.empty_cache()
             tokens, reason = tokens_at_end(config, resolve_model(config.model))
             if tokens:
                 from fourfold.train.sample import generate

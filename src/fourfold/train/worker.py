@@ -40,7 +40,12 @@ def run_worker(out: Path) -> int:
 
     who = f"rank {os.environ.get('RANK')}"
     try:
-        return _train(out, record)
+        code = record.say(_train(out))  # a run that has finished says so before anything else is tried
+        if code == FINISHED and os.environ.get("RANK") == "0":
+            from fourfold.train.ending import sample_at_end
+
+            sample_at_end(out)
+        return code
     except UserError as error:
         code = _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
         return end(code, str(error))
@@ -79,8 +84,7 @@ def _advice(error: Exception) -> str:
     return f"; {cure}" if cure is not None else ""
 
 
-def _train(out: Path, record: ExitRecordFile) -> int:
-    """Trains; the exit code. A run that has finished says so before anything else is tried."""
+def _train(out: Path) -> int:
     from fourfold.train.deterministic import be_deterministic
     from fourfold.train.loop import Training
     from fourfold.train.session import StopSignal, init_rank_context
@@ -110,15 +114,10 @@ def _train(out: Path, record: ExitRecordFile) -> int:
         finished = Training(out, context, stop).run()
     except RunFailure:
         raise  # without leaving the group in order: the peers are stuck or gone
-    record.say(FINISHED if finished else STOPPED)
     with suppress(RuntimeError):  # peers that have left already
         context.close()
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    if finished and context.rank == 0:
-        from fourfold.train.ending import sample_at_end
-
-        sample_at_end(out, context.device)
     return FINISHED if finished else STOPPED
 
 

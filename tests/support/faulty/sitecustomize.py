@@ -108,13 +108,13 @@ IN_TURN = ("skip", "loop", "sleep", "stop")
 
 
 def install() -> None:
-    from fourfold.data.batches import GlobalBatches
     from fourfold.runtime.compute import SegmentRunner
     from fourfold.runtime.executor import Executor
     from fourfold.runtime.memory_file import MemoryFile
     from fourfold.train import session
+    from fourfold.train.batches_ahead import BatchesAhead
 
-    read, clip, backward, run = GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward, Executor.run
+    take, clip, backward, run = BatchesAhead.take, Executor._clip_norm, SegmentRunner.backward, Executor.run
     here, choose = [-1], session.choose_device
 
     def choose_device(section, *claim):
@@ -123,7 +123,7 @@ def install() -> None:
             raise RuntimeError(f"device {rank} does not answer")
         return choose(section, *claim)
 
-    def batch(self, at, rows):
+    def taken(self, at):
         here[0] = at
         if what == "slow" and os.environ.get("RANK") == rank:
             time.sleep(0.05)
@@ -147,7 +147,7 @@ def install() -> None:
             fail(kind)
         elif due(at, "stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
-        return read(self, at, rows)
+        return take(self, at)
 
     def clip_norm(self, instruction):
         if due(here[0], "loop"):
@@ -168,7 +168,7 @@ def install() -> None:
             spoil(unit.params if what == "parameter" else unit.optimizer.state["exp_avg"], False)
         return run(self, program, *rest)
 
-    GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward = batch, clip_norm, spoilt_backward
+    BatchesAhead.take, Executor._clip_norm, SegmentRunner.backward = taken, clip_norm, spoilt_backward
     Executor.run, session.choose_device = spoilt_run, choose_device
     commit = MemoryFile.commit
 
