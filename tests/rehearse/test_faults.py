@@ -85,7 +85,9 @@ def _allocated_beside(original: Any) -> Any:
     def fetch(self: HostLink, pairs: Any) -> Any:
         def copy() -> None:
             for target, source in pairs:
-                target.set_(source.to(target.device, non_blocking=True))
+                fresh = torch.empty_like(target)
+                fresh.copy_(source, non_blocking=True)
+                target.set_(fresh)
 
         pairs = [(target, source) for target, source in pairs]
         return self._from_host(copy)

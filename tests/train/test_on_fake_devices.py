@@ -63,7 +63,7 @@ def test_a_training_is_that_of_a_processor(layout: str, tmp_path: Path) -> None:
     for here, there in zip(actual, expected, strict=True):
         assert here == pytest.approx(there, rel=1e-9)
     events = {row["event"]: row for row in read_lines(tmp_path / "cuda" / "events.jsonl")}
-    assert events["finish"]["sample"]
+    assert events["sample"]["text"]
 
 
 @pytest.mark.usefixtures("devices")
