@@ -66,6 +66,12 @@ def check(rows: int, width: int, dtype: torch.dtype, seed: int, is_strided: bool
     out, scale = norm_launches.forward(x, weight, EPS)
     assert (out.dtype, scale.shape) == (dtype, (rows, 1))
     assert torch.equal(norm_launches.again(x, scale, weight, EPS), out)
+    other, summed = rows_of(seed + 4, dtype, rows, width, is_strided=is_strided), x.clone()
+    added, scale_of_sum = norm_launches.add_forward(other, summed, weight, EPS)
+    digit = 2 * torch.finfo(dtype).eps if dtype == torch.bfloat16 else 0  # Triton's interpreter cuts bf16 off
+    torch.testing.assert_close(summed, x + other, rtol=digit, atol=0)
+    for ours, theirs in zip((added, scale_of_sum), norm_launches.forward(summed, weight, EPS), strict=True):
+        assert torch.equal(ours, theirs)
     grad_x, grad_weight = norm_launches.backward(grad, x, scale, weight, residual)
     assert (grad_x.dtype, grad_weight.dtype) == (dtype, scale.dtype)
     bound = BOUNDS[dtype]

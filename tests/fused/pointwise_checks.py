@@ -49,6 +49,10 @@ def test_views_of_larger_tensors_are_computed_in_place(
         cos, sin = angle.cos(), angle.sin()
     expected = x.clone()
     rotate_(torch_operations, expected[..., :heads, :], cos, sin, interleave, inverse)
+    if not interleave:
+        into = expected.clone()
+        TritonPointwise.rotate_into(x[..., :heads, :], into[..., :heads, :], cos, sin, inverse)
+        torch.testing.assert_close(into, expected, rtol=1e-12, atol=1e-12)
     TritonPointwise.rotate_(x[..., :heads, :], cos, sin, interleave, inverse)
     torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)
     outer, grad = (torch.randn(seq, n, generator=generator, device=DEVICE, dtype=torch.float64) for n in (20, 9))

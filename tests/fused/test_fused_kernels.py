@@ -13,7 +13,7 @@ from tests.support.subprocesses import run_without_pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 A100, H100 = 80, 90
 KERNELS = {"forward_kernel", "backward_kernel", "statistics_kernel", "gradient_kernel"}
-KERNELS |= {"swiglu_kernel", "swiglu_backward_kernel", "rotate_kernel"}
+KERNELS |= {"swiglu_kernel", "swiglu_backward_kernel", "weighted_kernel", "weighted_backward_kernel", "rotate_kernel"}
 
 
 @pytest.mark.parametrize(

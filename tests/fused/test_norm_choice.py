@@ -28,6 +28,16 @@ def _forward_without_epsilon(x: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     return FORMULA.forward(x, weight, 0.5)
 
 
+def _not_in_place(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return FORMULA.forward(x + residual, weight, eps)
+
+
+def _of_the_summand(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    result = FORMULA.forward(x, weight, eps)
+    x.add_(residual)
+    return result
+
+
 def _other_bits(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
     return FORMULA.again(x, scale * 1.01, weight, eps)
 
@@ -50,6 +60,8 @@ def _fails(*given: Any) -> Any:
     [
         ({"forward": _forward_without_epsilon}, "its output is off by"),
         ({"again": _other_bits}, "its output has other bits when it is computed again"),
+        ({"add_forward": _not_in_place}, "its sum with the residual is off by"),
+        ({"add_forward": _of_the_summand}, "its output of a sum is off by"),
         ({"backward": _rounded}, "its gradient of the weight is off by"),
         ({"backward": _no_residual}, "its gradient is off by"),
         ({"backward": _fails}, "RuntimeError: broken"),

@@ -8,51 +8,50 @@ import torch
 from torch import Tensor
 
 from fourfold.fused.pointwise import PointwiseCase
-from fourfold.model import torch_operations
-from fourfold.model.feed_forward import swiglu, swiglu_backward_
-from fourfold.model.rope import rotate_
 from fourfold.train.pointwise_choice import FORMULA, TRITON, PointwiseBackend, examine
+from tests.support.fused_operations import PlainPointwise
 
 CASE = PointwiseCase(rows=100, ffn=24, heads=3, width=8, dtype=torch.bfloat16, device=torch.device("cpu"))
 
 
-class _Formulas:
-    """`PointwiseKernels` by the formulas."""
-
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        out: Tensor = swiglu(torch_operations, gate_up)
-        return out
-
-    def swiglu_backward_(self, grad: Tensor, gate_up: Tensor) -> None:
-        swiglu_backward_(torch_operations, [grad, None], gate_up)
-
-    def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
-        rotate_(torch_operations, x, cos, sin, interleave, inverse)
-
-
-class _UpIsForgotten(_Formulas):
+class _UpIsForgotten(PlainPointwise):
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return torch.nn.functional.silu(gate_up.chunk(2, dim=-1)[0])
 
 
-class _GradientsAreSwapped(_Formulas):
+class _GradientsAreSwapped(PlainPointwise):
     def swiglu_backward_(self, grad: Tensor, gate_up: Tensor) -> None:
         super().swiglu_backward_(grad, gate_up)
         gate_up.copy_(gate_up.roll(gate_up.shape[1] // 2, 1))
 
 
-class _NothingIsInverse(_Formulas):
+class _NothingIsInverse(PlainPointwise):
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
         super().rotate_(x, cos, sin, interleave, False)
 
 
-class _NothingIsInterleaved(_Formulas):
+class _NothingIsTurnedBack(PlainPointwise):
+    def rotate_into(self, x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
+        super().rotate_into(x, out, cos, sin, False)
+
+
+class _WeightsAreForgotten(PlainPointwise):
+    def weighted(self, gate_up: Tensor, weights: Tensor) -> Tensor:
+        return self.swiglu(gate_up)
+
+
+class _WeightsHaveNoGradient(PlainPointwise):
+    def weighted_backward_(self, grad: Tensor, gate_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return super().weighted_backward_(grad, gate_up, weights)[0], torch.zeros_like(weights)
+
+
+class _NothingIsInterleaved(PlainPointwise):
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
         super().rotate_(x, cos, sin, False, inverse)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("backend", [FORMULA, PointwiseBackend("other", _Formulas(), lambda case: None)])
+@pytest.mark.parametrize("backend", [FORMULA, PointwiseBackend("other", PlainPointwise(), lambda case: None)])
 def test_the_formulas_are_right(backend: PointwiseBackend, dtype: torch.dtype) -> None:
     assert examine(backend, replace(CASE, dtype=dtype)) is None
 
@@ -62,11 +61,14 @@ def test_the_formulas_are_right(backend: PointwiseBackend, dtype: torch.dtype) -
     [
         (_UpIsForgotten, "its SwiGLU is off by"),
         (_GradientsAreSwapped, "its gradient of SwiGLU is off by"),
+        (_NothingIsTurnedBack, "its rotary embedding into another array is off by"),
+        (_WeightsAreForgotten, "its weighted SwiGLU is off by"),
+        (_WeightsHaveNoGradient, "its gradient of the weights of rows is off by"),
         (_NothingIsInverse, "its rotary embedding is off by"),
         (_NothingIsInterleaved, "its rotary embedding is off by"),
     ],
 )
-def test_one_that_is_wrong_is_not_taken(kernels: Callable[[], _Formulas], problem: str) -> None:
+def test_one_that_is_wrong_is_not_taken(kernels: Callable[[], PlainPointwise], problem: str) -> None:
     found = examine(PointwiseBackend("other", kernels(), lambda case: None), CASE)
     assert found is not None
     assert found.startswith(problem)

@@ -129,6 +129,17 @@ def test_what_is_recorded_is_what_is_executed(name: str, split: str) -> None:
     assert not off, "\n".join(["", header, *off])
 
 
+@pytest.mark.parametrize("name", ["dense", "qk norm", "moe"])
+def test_a_block_joins_no_gradients_and_copies_no_residual(name: str) -> None:
+    """Gradients of q, k and v are turned back into one array; the residual is added to a matmul's result, where that lies."""
+    block = next(segment for segment in build_segments(MODELS[name]) if segment.kind == "block")
+    passes = TorchRank(block, MODELS[name], Shape(2, 64, "fp32", "fp32", False), 0).passes("none")
+    hidden = 4 * 2 * 64 * MODELS[name].hidden_size
+    for phase, (kernels, _) in passes.items():
+        large = [each for each, size in kernels.trace if size > hidden]
+        assert not {"cat", "residual"} & set(large), (phase, kernels.trace)
+
+
 @pytest.mark.parametrize("policy", ["none", "selective"])
 def test_a_processors_blocks_of_tokens_are_recorded(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward of SwiGLU runs for some tokens after the other there; the last block is smaller."""

@@ -14,7 +14,7 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.feed_forward import gated_backward, gated_forward
 from fourfold.model.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from fourfold.model.rope import rotate_
+from fourfold.model.rope import rotate_, rotate_into
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.weights import AttentionWeights, BlockWeights, EmbeddingWeights, FeedForwardWeights, Weight
 from tests.support.differentiable import Backward, differentiable, differentiable_block, rebuilding
@@ -222,6 +222,20 @@ def test_rotation_keeps_lengths_and_its_inverse_undoes_it() -> None:
     assert not torch.allclose(turned, x)
     rotate_(torch_operations, turned, cos, sin, inverse=True)
     torch.testing.assert_close(turned, x, rtol=1e-6, atol=1e-7)  # the angles' cos and sin are rounded to fp32
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_rotation_into_another_array_has_the_bits_of_one_in_place(dtype: torch.dtype, inverse: bool) -> None:
+    """Also from heads that lie before tokens, as kernels of attention give gradients, into a part of q | k | v."""
+    x, joined = _random(2, 3, 9, 6).to(dtype).transpose(1, 2), torch.full((2, 9, 5, 6), 7.0, dtype=dtype)
+    cos, sin = (table.to(dtype) for table in _tables(MODEL, 9))
+    expected, before = x.clone(), x.clone()
+    rotate_(torch_operations, expected, cos, sin, inverse=inverse)
+    rotate_into(torch_operations, x, joined[..., 1:4, :], cos, sin, inverse)
+    assert torch.equal(joined[..., 1:4, :], expected)
+    assert torch.equal(x, before)
+    assert (joined[..., [0, 4], :] == 7).all()
 
 
 def test_rotated_scores_depend_on_the_distance_alone() -> None:

@@ -44,12 +44,14 @@ def main(capability: int, dtype: str, width: int) -> None:
     pairs = {"STEP": 1, "OFFSET": 64, "SIGN": 1, "HEADS": 32, "HALF": 64, "num_warps": 4}
     found = {}
     for kernel, constants in (
-        (norm_kernels.forward_kernel, {**norms, "EPS": 1e-5, "IS_AGAIN": False}),
+        (norm_kernels.forward_kernel, {**norms, "EPS": 1e-5, "IS_AGAIN": False, "HAS_RESIDUAL": True}),
         (norm_kernels.backward_kernel, {**norms, "HAS_RESIDUAL": True}),
         (loss_kernels.statistics_kernel, {**losses, "LOWEST": LOWEST}),
         (loss_kernels.gradient_kernel, losses),
         (pointwise_kernels.swiglu_kernel, pointwise),
         (pointwise_kernels.swiglu_backward_kernel, pointwise),
+        (pointwise_kernels.weighted_kernel, pointwise),
+        (pointwise_kernels.weighted_backward_kernel, pointwise),
         (pointwise_kernels.rotate_kernel, {**pointwise, **pairs}),
     ):
         signature, fixed = {}, {}

@@ -80,8 +80,8 @@ class ExecutedKernels(TorchDispatchMode):
         inner = args[-1].shape[0]
         self.flops.append(2 * out.numel() * inner)
         self._last_matmul = _key(out)
-        if name == "addmm":
-            self.trace.append(("residual", _bytes(args[0])))
+        if name == "addmm":  # a matrix is copied into the result, which the matmul then reads
+            self.trace.append(("residual", _bytes(args[0]) * (3 if args[0].dim() == 2 else 1)))
 
     def _attend(self, args: Any, backward: bool) -> None:
         """The kernel's last arguments are the rate of dropout and whether it is causal, left out where they are 0 and false."""

@@ -10,6 +10,9 @@ from torch import Tensor
 from fourfold.fused.losses import TritonLoss
 from fourfold.fused.norms import TRITON
 from fourfold.fused.pointwise import TritonPointwise
+from fourfold.model import torch_operations
+from fourfold.model.feed_forward import swiglu, swiglu_backward_
+from fourfold.model.rope import rotate_, rotate_into
 from fourfold.train.norm_choice import FORMULA
 
 
@@ -28,9 +31,35 @@ class PlainLoss:
         logits.scatter_add_(-1, column.unsqueeze(-1), target.unsqueeze(-1))
 
 
+class PlainPointwise:
+    """`PointwiseKernels` by the formulas."""
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        out: Tensor = swiglu(torch_operations, gate_up)
+        return out
+
+    def swiglu_backward_(self, grad: Tensor, gate_up: Tensor) -> None:
+        swiglu_backward_(torch_operations, [grad, None], gate_up)
+
+    def weighted(self, gate_up: Tensor, weights: Tensor) -> Tensor:
+        return self.swiglu(gate_up).mul_(weights.unsqueeze(-1))
+
+    def weighted_backward_(self, grad: Tensor, gate_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        down_input, column = self.swiglu(gate_up), weights.unsqueeze(-1)
+        grad_weights = (grad * down_input).sum(-1, dtype=weights.dtype)
+        self.swiglu_backward_(grad * column, gate_up)
+        return down_input.mul_(column), grad_weights
+
+    def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
+        rotate_(torch_operations, x, cos, sin, interleave, inverse)
+
+    def rotate_into(self, x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
+        rotate_into(torch_operations, x, out, cos, sin, inverse)
+
+
 FUSED: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
-        "plain": {"norms": FORMULA, "losses": PlainLoss()},
+        "plain": {"norms": FORMULA, "losses": PlainLoss(), "pointwise": PlainPointwise()},
         "triton": {"norms": TRITON, "losses": TritonLoss(), "pointwise": TritonPointwise()},
     }
 )

@@ -76,7 +76,7 @@ def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: T
     own, upstream = (t.view(-1, t.shape[-1]).chunk(parts)[rank if case.sequence else 0] for t in (x, projection))
     env, saved = Environment(torch_operations, model, parallel), rebuilding(case.keep)
     batch = microbatch(model, *x.shape[:2])
-    out = mla_forward(env, own, bound, batch, saved)
+    out = own + mla_forward(env, own, bound, batch, saved)
     marks = [len(group.started) if group is not None else 0]
     grad = mla_backward(env, upstream, own, bound, batch, saved)
     marks.append(len(group.started) if group is not None else 0)

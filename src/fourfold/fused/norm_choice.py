@@ -31,11 +31,12 @@ def examine(backend: NormBackend, case: NormCase) -> str | None:
 
 
 def timed(backend: NormBackend, case: NormCase) -> Callable[[], object]:
-    """One forward and backward, with a residual, of the case."""
+    """One forward with and one without a residual, and a backward with one, of the case."""
     grad, x, weight, residual = _inputs(case)
 
     def step() -> object:
         _, scale = backend.forward(x, weight, case.eps)
+        backend.add_forward(residual, grad.clone(), weight, case.eps)
         return backend.backward(grad.clone(), x, scale, weight, residual)
 
     return step
@@ -47,6 +48,8 @@ def _faults(backend: NormBackend, case: NormCase) -> Iterator[str]:
     again = backend.again(x, scale, weight, case.eps)
     if not torch.equal(out, again):
         yield "its output has other bits when it is computed again"
+    summed = x.clone()
+    added, _ = backend.add_forward(residual, summed, weight, case.eps)
     grad_x, grad_weight = backend.backward(grad.clone(), x, scale, weight, residual)
     bound = BOUNDS[case.dtype]
     weight_bound = WEIGHT_BOUNDS.get(case.dtype, WEIGHT_BOUND)
@@ -54,8 +57,15 @@ def _faults(backend: NormBackend, case: NormCase) -> Iterator[str]:
     for rows in row_blocks(case.rows):
         exact = [each.double() for each in (grad[rows], x[rows], weight, residual[rows])]
         right_out, right_x, right_weight = _exact(exact, case.eps)
+        right_added = _exact([exact[0], summed[rows].double(), *exact[2:]], case.eps)[0]
         sums += right_weight
-        yield from _off([("output", out[rows], right_out, bound), ("gradient", grad_x[rows], right_x, bound)])
+        compared = [
+            ("output", out[rows], right_out, bound),
+            ("sum with the residual", summed[rows], exact[1] + exact[3], bound),
+            ("output of a sum", added[rows], right_added, bound),
+            ("gradient", grad_x[rows], right_x, bound),
+        ]
+        yield from _off(compared)
     yield from _off([("gradient of the weight", grad_weight.unsqueeze(0), sums.unsqueeze(0), weight_bound)])
 
 

@@ -20,19 +20,29 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     weight,
     out,
     scale,
+    residual,
     x_stride,
     out_stride,
+    residual_stride,
     width,
     EPS: tl.constexpr,
     IS_AGAIN: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
     SUM_DTYPE: tl.constexpr,
 ):
-    """One row: out = x s w with s = 1 / sqrt(mean(x^2) + eps), which goes into `scale`, or `IS_AGAIN` comes from there."""
+    """One row: out = x s w with s = 1 / sqrt(mean(x^2) + eps), which goes into `scale`, or `IS_AGAIN` comes from there. A
+    residual is added to x first, and their sum, rounded, takes its place."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    values = load(x + row * x_stride + columns, inside, SUM_DTYPE)
+    place = x + row * x_stride + columns
+    values = load(place, inside, SUM_DTYPE)
+    if HAS_RESIDUAL:
+        total = values + load(residual + row * residual_stride + columns, inside, SUM_DTYPE)
+        rounded = total.to(x.dtype.element_ty)
+        tl.store(place, rounded, mask=inside)
+        values = rounded.to(SUM_DTYPE)
     gain = load(weight + columns, inside, SUM_DTYPE)
     if IS_AGAIN:
         factor = tl.load(scale + row)

@@ -20,6 +20,13 @@ def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return _apply(x, scale, weight, eps, is_again=False), scale
 
 
+def add_forward(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`forward` of residual + x [tokens, n], rounded to their format, which takes the place of x."""
+    assert x.stride(-1) == 1, "the sum is written in place"
+    scale = x.new_empty((*x.shape[:-1], 1), dtype=accumulation_dtype(x))
+    return _apply(x, scale, weight, eps, is_again=False, residual=dense_rows(residual)), scale
+
+
 def again(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The output again, to the bit, from its 1/rms."""
     return _apply(x, scale.contiguous(), weight, eps, is_again=True)
@@ -43,15 +50,24 @@ def backward(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: T
     return grad_x, parts.sum(0)
 
 
-def _apply(x: Tensor, scale: Tensor, weight: Tensor, eps: float, is_again: bool) -> Tensor:
+def _apply(
+    x: Tensor, scale: Tensor, weight: Tensor, eps: float, is_again: bool, residual: Tensor | None = None
+) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     flat = dense_rows(x.flatten(0, -2))
     if x.numel():
         width = flat.shape[1]
         kernel: Any = forward_kernel
-        arrays = flat, weight.contiguous(), out, scale
+        arrays = flat, weight.contiguous(), out, scale, residual
+        strides = flat.stride(0), width, residual.stride(0) if residual is not None else 0
         kernel[(len(flat),)](
-            *arrays, flat.stride(0), width, width, EPS=eps, IS_AGAIN=is_again, **constants(x.dtype, width)
+            *arrays,
+            *strides,
+            width,
+            EPS=eps,
+            IS_AGAIN=is_again,
+            HAS_RESIDUAL=residual is not None,
+            **constants(x.dtype, width),
         )
     return out
 

@@ -28,11 +28,12 @@ class NormCase:
 
 @dataclass(frozen=True)
 class NormBackend:
-    """`forward`, `again` and `backward`: as `model.operations.NormKernels` has them. `refuses`: why it does not take a case; None:
-    it may."""
+    """`forward`, `add_forward`, `again` and `backward`: as `model.operations.NormKernels` has them. `refuses`: why it does not take
+    a case; None: it may."""
 
     name: str
     forward: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    add_forward: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     again: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
     refuses: Callable[[NormCase], str | None]
@@ -41,6 +42,10 @@ class NormBackend:
 def _by_torch(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     out, scale = _ATEN._fused_rms_norm(x, weight.shape, weight, eps)
     return out, scale
+
+
+def _added_by_torch(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _by_torch(x.add_(residual), weight, eps)
 
 
 def _again_by_torch(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -60,6 +65,12 @@ def _by_triton(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     from fourfold.fused import norm_launches
 
     return norm_launches.forward(x, weight, eps)
+
+
+def _added_by_triton(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    from fourfold.fused import norm_launches
+
+    return norm_launches.add_forward(residual, x, weight, eps)
 
 
 def _again_by_triton(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -89,5 +100,5 @@ def _triton_refuses(case: NormCase) -> str | None:
     return triton_refuses(case.device)
 
 
-TORCH = NormBackend("torch", _by_torch, _again_by_torch, _backward_by_torch, _torch_refuses)
-TRITON = NormBackend("triton", _by_triton, _again_by_triton, _backward_by_triton, _triton_refuses)
+TORCH = NormBackend("torch", _by_torch, _added_by_torch, _again_by_torch, _backward_by_torch, _torch_refuses)
+TRITON = NormBackend("triton", _by_triton, _added_by_triton, _again_by_triton, _backward_by_triton, _triton_refuses)

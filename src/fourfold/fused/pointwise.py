@@ -34,7 +34,25 @@ class TritonPointwise:
         pointwise_launches.swiglu_backward_(grad, gate_up)
 
     @staticmethod
+    def weighted(gate_up: Tensor, weights: Tensor) -> Tensor:
+        from fourfold.fused import pointwise_launches
+
+        return pointwise_launches.weighted(gate_up, weights)
+
+    @staticmethod
+    def weighted_backward_(grad: Tensor, gate_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        from fourfold.fused import pointwise_launches
+
+        return pointwise_launches.weighted_backward_(grad, gate_up, weights)
+
+    @staticmethod
     def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool) -> None:
         from fourfold.fused import pointwise_launches
 
-        pointwise_launches.rotate_(x, cos, sin, interleave, inverse)
+        pointwise_launches.rotate(x, x, cos, sin, interleave, inverse)
+
+    @staticmethod
+    def rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> None:
+        from fourfold.fused import pointwise_launches
+
+        pointwise_launches.rotate(x, out, cos, sin, False, inverse)

@@ -9,19 +9,19 @@ from fourfold.model.context.attention import attend_backward, attend_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.norm import normalize, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
-from fourfold.model.rope import rotate_
+from fourfold.model.rope import rotate_, rotate_into
 from fourfold.model.tensor_parallel import add_bias, gather_tokens, norm_linear_backward, row_parallel
 from fourfold.model.weights import AttentionWeights, MLAWeights
 
 
 def grouped_forward(env: Environment, x: Array, w: AttentionWeights, batch: Microbatch, saved: Saved) -> Array:
-    """x + attention(norm(x)) @ W_out^T. x [t, hidden] -> the same."""
+    """attention(norm(x)) @ W_out^T, yet to be added to x. x [t, hidden] -> the same."""
     qkv = query_key_value(env, x, w, batch, saved)
     heads, kv_heads = local_heads(w, env.model)
     parts = list(qkv.split((heads, kv_heads, kv_heads), dim=-2))
     del qkv
     return output_forward(
-        env, attend_forward(env, parts, batch.document_lengths, saved, batch.documents, batch.placement), x, w, saved
+        env, attend_forward(env, parts, batch.document_lengths, saved, batch.documents, batch.placement), None, w, saved
     )
 
 
@@ -72,12 +72,8 @@ def query_key_value_backward(
     ops, model = env.ops, env.model
     heads, kv_heads = local_heads(w, model)
     with ops.fused():
-        grad_qkv = ops.concatenate(grads, dim=-2)
-    grads.clear()
+        grad_qkv = _joined_gradients(env, grads, batch)
     rotated = grad_qkv[..., : heads + kv_heads, :]
-    if model.positions == "rope":
-        with ops.fused():
-            rotate_(ops, rotated, batch.cos, batch.sin, inverse=True)
     if w.query_norm is not None:
         with ops.fused():
             _head_norm_backward(env, rotated, w, saved)
@@ -86,10 +82,30 @@ def query_key_value_backward(
     return norm_linear_backward(env, w, w.qkv, w.qkv_bias, saved, "1", x, grads)
 
 
+def _joined_gradients(env: Environment, grads: list[Array], batch: Microbatch) -> Array:
+    """q, k and v's gradients, taken out of the list, in one array [batch, seq, heads + 2 kv_heads, head_dim], turned back where q
+    and k were rotated."""
+    ops = env.ops
+    if env.model.positions != "rope":
+        joined = ops.concatenate(grads, dim=-2)
+        grads.clear()
+        return joined
+    grad_q, grad_k, grad_v = grads
+    heads, kv_heads = grad_q.shape[2], grad_k.shape[2]
+    joined = grad_q.new_empty((*grad_q.shape[:2], heads + 2 * kv_heads, grad_q.shape[3]))
+    into_q, into_k, into_v = joined.split((heads, kv_heads, kv_heads), dim=-2)
+    rotate_into(ops, grad_q, into_q, batch.cos, batch.sin, inverse=True)
+    rotate_into(ops, grad_k, into_k, batch.cos, batch.sin, inverse=True)
+    into_v.copy_(grad_v)
+    grads.clear()
+    return joined
+
+
 def output_forward(
-    env: Environment, attention: Array, residual: Array, w: AttentionWeights | MLAWeights, saved: Saved
+    env: Environment, attention: Array, residual: Array | None, w: AttentionWeights | MLAWeights, saved: Saved
 ) -> Array:
-    """residual + attention @ W^T + bias. attention [batch, seq, heads * value size], residual [t, hidden] -> the same."""
+    """residual + attention @ W^T + bias. attention [batch, seq, heads * value size], residual [t, hidden] -> the same; None: it is
+    yet to be added."""
     flat = attention.view(-1, attention.shape[-1])
     saved.keep(attention=flat)
     bias = w.output_bias if isinstance(w, AttentionWeights) else None

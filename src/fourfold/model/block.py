@@ -60,12 +60,13 @@ def block_forward_parts(
             return env.ops.concatenate((x, out))
     is_mla = isinstance(w.attention, MLAWeights)
     half = mla_forward if is_mla else grouped_forward
-    x = half(env, x, w.attention, batch, saved)  # type: ignore[arg-type]
+    attended = half(env, x, w.attention, batch, saved)  # type: ignore[arg-type]
     if isinstance(w.feed_forward, FeedForwardWeights):
-        return gated_forward(env, x, w.feed_forward, saved)
+        return gated_forward(env, attended, w.feed_forward, saved, x)
     if isinstance(w.feed_forward, PlainFeedForwardWeights):
-        return plain_forward(env, x, w.feed_forward, saved)
-    return (yield from routed_forward(env, x, w.feed_forward, balancing or _no_balancing(env, batch), saved))
+        return plain_forward(env, attended, w.feed_forward, saved, x)
+    balancing = balancing or _no_balancing(env, batch)
+    return (yield from routed_forward(env, attended, w.feed_forward, balancing, saved, x))
 
 
 def block_backward(

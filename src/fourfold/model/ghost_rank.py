@@ -96,7 +96,7 @@ class GhostRank:
         self.model = model
         self.shape = shape
         self.recording = Recording(staging=shape.exchange)
-        self.ops = RecorderOperations(self.recording, accelerator=not shape.exchange)
+        self.ops = RecorderOperations(self.recording, not shape.exchange, shape.kernels)
         self.env = Environment(self.ops, model, self._parallel(ring_rank), shape.recipe)
         self.units = self._units()
         self.weights: Any = bind_weights(segment, model, self.units)

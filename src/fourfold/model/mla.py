@@ -20,10 +20,10 @@ COMPRESSED_NORM_EPS = 1e-6
 
 
 def mla_forward(env: Environment, x: Array, w: MLAWeights, batch: Microbatch, saved: Saved) -> Array:
-    """x + attention(norm(x)) @ W_out^T. x [t, hidden] -> the same."""
+    """attention(norm(x)) @ W_out^T, yet to be added to x. x [t, hidden] -> the same."""
     parts = mla_query_key_value(env, x, w, batch, saved)
     return output_forward(
-        env, attend_forward(env, parts, batch.document_lengths, saved, batch.documents, batch.placement), x, w, saved
+        env, attend_forward(env, parts, batch.document_lengths, saved, batch.documents, batch.placement), None, w, saved
     )
 
 

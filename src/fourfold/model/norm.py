@@ -18,9 +18,17 @@ class Normed(Protocol):
     def norm_bias(self) -> Weight | None: ...
 
 
-def normalize(ops: Operations, x: Array, weights: Normed, eps: float) -> tuple[Array, Statistics]:
-    """RMSNorm, or LayerNorm where there is a bias. x [..., n] -> (output [..., n], statistics)."""
+def normalize(
+    ops: Operations, x: Array, weights: Normed, eps: float, residual: Array | None = None
+) -> tuple[Array, Statistics]:
+    """RMSNorm, or LayerNorm where there is a bias. x [..., n] -> (output [..., n], statistics). `residual` [tokens, n]: is first
+    added to x, in its place."""
     with ops.fused():
+        if residual is not None and ops.norms is not None and weights.norm_bias is None:
+            out, scale = ops.norms.add_forward(residual, x, weights.norm.data, eps)
+            return out, (scale,)
+        if residual is not None:
+            x.add_(residual)
         if weights.norm_bias is not None:
             return layer_norm(ops, x, weights.norm.data, weights.norm_bias.data, eps)
         out, scale = rms_norm(ops, x, weights.norm.data, eps)

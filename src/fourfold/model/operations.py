@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fourfold.config import ModelConfig
 from fourfold.config.schema import Element, GemmRecipeName
+from fourfold.model.kernels import Array as Array
+from fourfold.model.kernels import LossKernels as LossKernels
+from fourfold.model.kernels import NormKernels as NormKernels
+from fourfold.model.kernels import PointwiseKernels as PointwiseKernels
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
     from fourfold.flash.visible import Visible
     from fourfold.model.low_precision import Operand
-
-Array = Any
-"""A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
-a name, or take it out of `Saved`, as soon as its last reader has run."""
 
 Format = Any
 """A backend's number format: a `torch.dtype`, or the name of one (`bf16`, `fp32`, `int64`, `bool`)."""
@@ -45,54 +45,6 @@ class Groups:
             start += size
 
 
-class NormKernels(Protocol):
-    """RMSNorm over the last dim by other kernels than `model/norm.py`'s formulas."""
-
-    def forward(self, x: Array, weight: Array, eps: float, /) -> tuple[Array, Array]:
-        """x [..., n], weight [n] -> (x / rms(x) * weight [..., n], 1/rms [..., 1])."""
-        ...
-
-    def again(self, x: Array, scale: Array, weight: Array, eps: float, /) -> Array:
-        """The output again, to the bit, from its 1/rms."""
-        ...
-
-    def backward(
-        self, grad: Array, x: Array, scale: Array, weight: Array, residual: Array | None, /
-    ) -> tuple[Array, Array]:
-        """The gradient of x [tokens, n] + `residual` [tokens, n], and that of the weight [n] in the format of sums. `grad` [tokens,
-        n] may be overwritten."""
-        ...
-
-
-class LossKernels(Protocol):
-    """Cross-entropy by other kernels than `model/head.py`'s formulas. logits [tokens, columns of this rank's vocabulary], all else
-    [tokens]; statistics are in the format of sums."""
-
-    def statistics(self, logits: Array, column: Array, here: Array, /) -> tuple[Array, Array, Array]:
-        """The maximum, the sum of exp(logit - maximum), and the logit of `column` where it is `here`, else 0."""
-        ...
-
-    def gradient_(self, logits: Array, column: Array, maximum: Array, factor: Array, target: Array, /) -> None:
-        """logits = exp(logits - maximum) x factor, plus `target` in `column`, in place."""
-        ...
-
-
-class PointwiseKernels(Protocol):
-    """SwiGLU and rotary position embedding by other kernels than the formulas of `model/feed_forward.py` and `model/rope.py`."""
-
-    def swiglu(self, gate_up: Array, /) -> Array:
-        """silu(gate) * up: gate_up [T, 2 f] -> [T, f], the same bits each time."""
-        ...
-
-    def swiglu_backward_(self, grad: Array, gate_up: Array, /) -> None:
-        """Puts the gradients of gate and up in their place in gate_up [T, 2 f]. grad [T, f]: that of silu(gate) * up."""
-        ...
-
-    def rotate_(self, x: Array, cos: Array, sin: Array, interleave: bool, inverse: bool, /) -> None:
-        """`model.rope.rotate_`."""
-        ...
-
-
 class Operations(Protocol):
     """Functions of arrays. Shapes: T tokens, h features; `dim` as in torch."""
 
@@ -107,7 +59,7 @@ class Operations(Protocol):
         ...
 
     def linear_add(self, residual: Array, x: Array, weight: Array) -> Array:
-        """residual [T, out] + x [T, in] @ weight [out, in]^T, in one matmul."""
+        """residual [T, out] + x [T, in] @ weight [out, in]^T."""
         ...
 
     def matmul(self, a: Array, b: Array) -> Array:

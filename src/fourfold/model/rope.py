@@ -27,6 +27,20 @@ def rotate_(ops: Operations, x: Array, cos: Array, sin: Array, interleave: bool 
     ops.multiply_add_into(carried, second, cos, second)
 
 
+def rotate_into(ops: Operations, x: Array, out: Array, cos: Array, sin: Array, inverse: bool = False) -> None:
+    """`rotate_`, to the bit, of x [batch, seq, heads, d] into `out` of its shape: numbers that have to move anyway are read once
+    and written once. Pairs lie half of d apart."""
+    if ops.pointwise is not None:
+        return ops.pointwise.rotate_into(x, out, cos, sin, inverse)
+    (first, second), (out_first, out_second) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    if inverse:
+        first, second, out_first, out_second = second, first, out_second, out_first
+    ops.multiply_into(first, cos, out_first)
+    out_first.addcmul_(second, sin, value=-1)
+    ops.multiply_into(first, sin, out_second)
+    out_second.addcmul_(second, cos)
+
+
 def table_scale(model: ModelConfig) -> float:
     """The factor of cosines and sines."""
     scaling = model.yarn_scaling

@@ -21,7 +21,8 @@ class Shape:
     """One microbatch on one rank: `sequences` of `sequence_length` tokens, computed in `compute` with gradients in `gradients`.
 
     `exchange`: the ranks are processors over gloo. There a reduce-scatter sends each part to its owner, who needs a staging buffer.
-    Otherwise the ranks are accelerators and use the collectives of NCCL.
+    Otherwise the ranks are accelerators and use the collectives of NCCL. `kernels`: norms, cross-entropy, SwiGLU and rotary
+    embedding are kernels that read and write every number once, as a run on CUDA may choose (`train.choices`), not formulas.
     """
 
     sequences: int
@@ -39,6 +40,7 @@ class Shape:
     etp: int = 1
     exchange: bool = True
     recipe: GemmRecipe | None = None
+    kernels: bool = False
 
     @property
     def tokens(self) -> int:

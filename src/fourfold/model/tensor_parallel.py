@@ -120,12 +120,19 @@ def norm_linear_backward(
         return normalize_backward(ops, grad, x, statistics, norm, residual)
 
 
-def row_parallel(env: Environment, x: Array, weight: Weight, residual: Array, bias: Weight | None = None) -> Array:
-    """residual + bias + the sum over `tp` of x @ W^T. x [T, in], residual [t, out], bias [out] -> [t, out]."""
-    if env.parallel.tp is None:
+def row_parallel(
+    env: Environment, x: Array, weight: Weight, residual: Array | None, bias: Weight | None = None
+) -> Array:
+    """residual + bias + the sum over `tp` of x @ W^T. x [T, in], residual [t, out] (None: somebody else adds it), bias [out] -> [t,
+    out]."""
+    if env.parallel.tp is None and residual is not None:
         out = env.gemms.linear_add(residual, x, weight.data)
     else:
-        out = sum_partial(env.gemms.linear(x, weight.data), env.parallel).wait().add_(residual)
+        out = env.gemms.linear(x, weight.data)
+        if env.parallel.tp is not None:
+            out = sum_partial(out, env.parallel).wait()
+        if residual is not None:
+            out.add_(residual)
     return out if bias is None else out.add_(bias.data)
 
 

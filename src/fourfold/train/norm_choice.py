@@ -24,6 +24,10 @@ def _forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return out, scale
 
 
+def _added(residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return _forward(x.add_(residual), weight, eps)
+
+
 def _again(x: Tensor, scale: Tensor, weight: Tensor, eps: float) -> Tensor:
     out: Tensor = norm.apply_rms(torch_operations, x, scale, weight, eps)
     return out
@@ -35,7 +39,7 @@ def _backward(grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, residual: 
     return grad_x, summed
 
 
-FORMULA = NormBackend("formula", _forward, _again, _backward, lambda case: None)
+FORMULA = NormBackend("formula", _forward, _added, _again, _backward, lambda case: None)
 BACKENDS = {backend.name: backend for backend in (FORMULA, TORCH, TRITON)}
 """By name, in the order that decides between equals."""
 

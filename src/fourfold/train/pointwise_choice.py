@@ -18,9 +18,10 @@ from fourfold.flash.backends import triton_refuses
 from fourfold.flash.choice import BOUNDS, first_fault, row_blocks, worst_row
 from fourfold.fused.pointwise import PointwiseCase, TritonPointwise
 from fourfold.model import torch_operations
+from fourfold.model.experts.swiglu import weighted
 from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
 from fourfold.model.operations import Operations, PointwiseKernels, with_operations
-from fourfold.model.rope import rotate_
+from fourfold.model.rope import rotate_, rotate_into
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
 from fourfold.train.backend_choice import Contest, KernelsBackend
@@ -76,7 +77,7 @@ def examine(backend: PointwiseBackend, case: PointwiseCase) -> str | None:
 
 
 def timed(backend: PointwiseBackend, case: PointwiseCase) -> Callable[[], object]:
-    """SwiGLU, the same again with its backward, a rotation and its inverse."""
+    """SwiGLU, the same again with its backward, a rotation in place, and its inverse into another array."""
     ops, (grad, gate_up, x, cos, sin) = _operations(backend), _inputs(case)
 
     def step() -> object:
@@ -84,8 +85,9 @@ def timed(backend: PointwiseBackend, case: PointwiseCase) -> Callable[[], object
         activated, _ = swiglu_again(ops, gate_up)
         swiglu_backward_(ops, [grad, activated], gate_up)
         rotate_(ops, x, cos, sin)
-        rotate_(ops, x, cos, sin, inverse=True)
-        return x
+        turned = torch.empty_like(x)
+        rotate_into(ops, x, turned, cos, sin, inverse=True)
+        return turned
 
     return step
 
@@ -103,23 +105,52 @@ def _faults(backend: PointwiseBackend, case: PointwiseCase) -> Iterator[str]:
         (right_gradient,) = torch.autograd.grad(right, leaf, grad[rows].double())
         for (name, ours), theirs in zip(found.items(), (right, right, right_gradient), strict=True):
             yield from _off(name, ours[rows], theirs.detach(), case.dtype)
+    yield from _weighted_faults(ops, case)
     for interleave in (False, True):
         for inverse in (False, True):
             turned = x.clone()
             rotate_(ops, turned, cos, sin, interleave, inverse)
+            results = {"rotary embedding": turned}
+            if not interleave:
+                results["rotary embedding into another array"] = beside = torch.empty_like(x)
+                rotate_into(ops, x, beside, cos, sin, inverse)
             for rows in row_blocks(case.rows):
                 exact, cosine, sine = x[:, rows].double(), cos[rows].double(), sin[rows].double()
                 first, second = (exact[..., 0::2], exact[..., 1::2]) if interleave else exact.chunk(2, dim=-1)
                 sine = -sine if inverse else sine
                 parts = [first * cosine - second * sine, second * cosine + first * sine]
                 wanted = torch.stack(parts, -1).flatten(-2) if interleave else torch.cat(parts, -1)
-                yield from _off("rotary embedding", turned[:, rows].flatten(0, -2), wanted.flatten(0, -2), case.dtype)
+                for name, ours in results.items():
+                    yield from _off(name, ours[:, rows].flatten(0, -2), wanted.flatten(0, -2), case.dtype)
 
 
 def _off(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> Iterator[str]:
     error = worst_row(ours, theirs)
     if not error <= BOUNDS[dtype]:
         yield f"its {name} is off by {error:.1e}, where {BOUNDS[dtype]:.0e} is allowed"
+
+
+def _weighted_faults(ops: Operations, case: PointwiseCase) -> Iterator[str]:
+    """Those of the experts' SwiGLU times a weight of each row, and of its backward where it has kernels."""
+    grad, gate_up = _inputs(case)[:2]
+    weights = torch.linspace(0.1, 1, len(grad), dtype=grad.dtype, device=grad.device)
+    given = gate_up.clone()
+    found = {"weighted SwiGLU": weighted(ops, gate_up, weights)}
+    if ops.pointwise is not None:
+        again, grad_weights = ops.pointwise.weighted_backward_(grad.clone(), given, weights)
+        found |= {"weighted SwiGLU again": again, "gradient of weighted SwiGLU": given}
+        found["gradient of the weights of rows"] = grad_weights.unsqueeze(-1)
+    for rows in row_blocks(case.rows):
+        leaves = [each[rows].double().requires_grad_() for each in (gate_up, weights)]
+        gate, up = leaves[0].chunk(2, dim=-1)
+        right = torch.nn.functional.silu(gate) * up * leaves[1].unsqueeze(-1)
+        of_inputs, of_weights = torch.autograd.grad(right, leaves, grad[rows].double())
+        exact = [right.detach(), right.detach(), of_inputs]
+        for (name, ours), theirs in zip(found.items(), exact, strict=False):
+            yield from _off(name, ours[rows], theirs, case.dtype)
+        if ops.pointwise is not None:
+            name = "gradient of the weights of rows"
+            yield from _off(name, found[name][rows].flatten().unsqueeze(0), of_weights.unsqueeze(0), case.dtype)
 
 
 def _operations(backend: PointwiseBackend) -> Operations:

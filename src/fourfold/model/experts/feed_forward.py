@@ -33,10 +33,13 @@ from fourfold.model.tensor_parallel import Arriving, gather_over, gather_tokens,
 from fourfold.model.weights import RoutedWeights, Weight
 
 
-def routed_forward(env: Environment, x: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Parts:
-    """x [t, hidden] -> the same. Pauses where tokens are ready to go to their experts, and where their outputs are."""
+def routed_forward(
+    env: Environment, x: Array, w: RoutedWeights, balancing: Balancing, saved: Saved, residual: Array | None = None
+) -> Parts:
+    """x [t, hidden] -> the same. `residual` [t, hidden]: is first added to x, in its place. Pauses where tokens are ready to go to
+    their experts, and where their outputs are."""
     ops, parallel = env.ops, env.parallel
-    normed, statistics = normalize(ops, x, w, env.model.norm_eps)
+    normed, statistics = normalize(ops, x, w, env.model.norm_eps, residual)
     saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
     del statistics
     gathered = gather_tokens(normed, parallel) if w.shared is not None else None

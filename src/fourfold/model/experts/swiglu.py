@@ -16,8 +16,15 @@ def experts_forward(
     """
     gate_up = ops.grouped_matmul(rows, w.gate_up.data.flatten(1, 2).transpose(1, 2), groups)
     with ops.fused("experts"):
-        down_input = swiglu(ops, gate_up).mul_(scale.unsqueeze(-1))
+        down_input = weighted(ops, gate_up, scale)
     return ops.grouped_matmul(down_input, w.down.data.transpose(1, 2), groups), gate_up
+
+
+def weighted(ops: Operations, gate_up: Array, weights: Array) -> Array:
+    """silu(gate) * up of every row times its weight: gate_up [m, 2 f], weights [m] -> [m, f]."""
+    if ops.pointwise is not None:
+        return ops.pointwise.weighted(gate_up, weights)
+    return swiglu(ops, gate_up).mul_(weights.unsqueeze(-1))
 
 
 def experts_backward(
@@ -28,19 +35,26 @@ def experts_backward(
     [m, 2 ffn], taken out of the list; gate_up is overwritten."""
     grad, rows, gate_up = given
     given.clear()
-    gate, up = gate_up.chunk(2, dim=-1)
-    column = scale.unsqueeze(-1)
     grad_down_input = ops.grouped_matmul(grad, w.down.data, groups)
-    with ops.fused("experts"):
-        activated = ops.silu(gate)
-        down_input = activated * up
-        grad_scale = (grad_down_input * down_input).sum(-1, dtype=scale.dtype)
-        down_input.mul_(column)
-    add_grouped_matmul(ops, w.down, grad, down_input, groups)
-    del down_input, grad
-    with ops.fused("experts"):
-        swiglu_backward_(ops, [grad_down_input.mul_(column), activated], gate_up)
-        del grad_down_input, activated
+    if ops.pointwise is not None:
+        with ops.fused("experts"):
+            down_input, grad_scale = ops.pointwise.weighted_backward_(grad_down_input, gate_up, scale)
+            del grad_down_input
+        add_grouped_matmul(ops, w.down, grad, down_input, groups)
+        del down_input, grad
+    else:
+        gate, up = gate_up.chunk(2, dim=-1)
+        column = scale.unsqueeze(-1)
+        with ops.fused("experts"):
+            activated = ops.silu(gate)
+            down_input = activated * up
+            grad_scale = (grad_down_input * down_input).sum(-1, dtype=scale.dtype)
+            down_input.mul_(column)
+        add_grouped_matmul(ops, w.down, grad, down_input, groups)
+        del down_input, grad
+        with ops.fused("experts"):
+            swiglu_backward_(ops, [grad_down_input.mul_(column), activated], gate_up)
+            del grad_down_input, activated
     grad_rows = ops.grouped_matmul(gate_up, w.gate_up.data.flatten(1, 2), groups)
     return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, w.gate_up, gate_up, rows, groups)
 

@@ -11,6 +11,7 @@ from fourfold.config.schema import Element, GemmRecipeName
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
+from fourfold.model.recorder.kernels import GhostLosses, GhostNorms, GhostPointwise
 from fourfold.model.recorder.recording import Recording, Region, Storage
 from fourfold.model.work import Attention, ElementwisePart
 from fourfold.model.work import Item as WorkItem
@@ -29,11 +30,14 @@ class RecorderOperations:
     """Everything is written down in one recording, as of an accelerator or of a processor."""
 
     int64, int32, boolean = "int64", "int32", "bool"
-    norms = losses = pointwise = None
 
-    def __init__(self, recording: Recording, accelerator: bool = False) -> None:
+    def __init__(self, recording: Recording, accelerator: bool = False, kernels: bool = False) -> None:
+        """`kernels`: formulas have given their place to kernels that read and write every number once."""
         self.recording = recording
         self._accelerator = accelerator
+        self.norms = GhostNorms() if kernels else None
+        self.losses = GhostLosses() if kernels else None
+        self.pointwise = GhostPointwise() if kernels else None
 
     def outside(self, shape: Sequence[int], dtype: str) -> Ghost:
         """One whose memory is somebody else's: weights, inputs, tables."""
@@ -58,7 +62,7 @@ class RecorderOperations:
     def linear_add(self, residual: Ghost, x: Ghost, weight: Ghost) -> Ghost:
         out = self.linear(x, weight)
         with self.fused():
-            self.recording.touch((residual,), self.outside((), x.dtype), launches=0)
+            out.add_(residual)
         return out
 
     def matmul(self, a: Ghost, b: Ghost) -> Ghost:

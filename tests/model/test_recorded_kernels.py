@@ -1,0 +1,84 @@
+"""Kernels in the formulas' place, as recorded: their bytes are those of the arrays that they take and give, and what a block moves
+is what arithmetic says."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.config import ModelConfig
+from fourfold.model import torch_operations
+from fourfold.model.footprint import Shape, segment_footprint
+from fourfold.model.ghost_rank import GhostRank
+from fourfold.model.operations import with_operations
+from fourfold.model.spec import Segment, build_segments
+from fourfold.model.work import Elementwise, Work
+from fourfold.train.norm_choice import FORMULA
+from tests.model.test_executed_kernels import BASE, DEEPSEEK, MIXTRAL
+from tests.support.counted_kernels import CountedKernels
+from tests.support.fused_operations import PlainLoss, PlainPointwise
+from tests.support.torch_rank import TorchRank
+
+LLAMA = ModelConfig(32, 4096, 32, 8, 128, 14336, 128256)
+TOKENS = 4096
+ACCELERATOR = Shape(1, TOKENS, "bf16", "fp32", False, exchange=False)
+
+
+def _segment(model: ModelConfig, kind: str) -> Segment:
+    return next(segment for segment in build_segments(model) if segment.kind == kind)
+
+
+def _bytes(work: Work, least: bool = False) -> int:
+    return sum(item.least_bytes if least else item.bytes for item in work.items if isinstance(item, Elementwise))
+
+
+@pytest.mark.parametrize("kind", ["block", "head"])
+@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize("model", [BASE, MIXTRAL, DEEPSEEK], ids=["dense", "experts", "MLA"])
+def test_kernels_move_what_they_take_and_give(model: ModelConfig, policy: str, kind: str) -> None:
+    shape = Shape(2, 64, "fp32", "fp32", False, kernels=True)
+    segment = _segment(model, kind)
+    rank = TorchRank(segment, model, shape, 0)
+    kernels = {"norms": FORMULA, "losses": PlainLoss(), "pointwise": PlainPointwise()}
+    counted = {name: CountedKernels(each, rank.log) for name, each in kernels.items()}
+    rank.env = replace(rank.env, ops=with_operations(torch_operations, counted))  # type: ignore[arg-type]
+    footprint = GhostRank(segment, model, shape).footprint(policy)
+    for name, (executed, _) in rank.passes(policy).items():
+        if name in ("forward", "backward"):
+            recorded: Work = getattr(footprint, name)
+            assert _bytes(recorded) == pytest.approx(executed.bytes, rel=0.01), (name, executed.trace)
+            launches = sum(item.launches for item in recorded.items if isinstance(item, Elementwise))
+            assert abs(launches - executed.launches) <= 2, (name, executed.trace)
+
+
+@pytest.mark.parametrize("policy", ["none", "selective"])
+def test_an_8b_llama_block_moves_what_arithmetic_says(policy: str) -> None:
+    """In bf16, of T tokens of hidden size h, f of the feed-forward, q and k of a rotated token, v of its values:
+
+    forward   norm 2 h, rotation in place 2 (q + k), sum and norm 4 h, SwiGLU 3 f, sum with the residual 3 h
+    backward  SwiGLU 5 f, norms with the residual 2 x 4 h, rotation into q | k | v 2 (q + k + v); selective recomputation makes the
+              norms' outputs 2 x 2 h and SwiGLU's 3 f again
+
+    beside tables of cosines, statistics and sums of the norms' weight gradients, which are a few per cent.
+    """
+    footprint = segment_footprint(_segment(LLAMA, "block"), LLAMA, replace(ACCELERATOR, kernels=True), policy)
+    h, f, width = LLAMA.hidden_size, LLAMA.ffn_size, LLAMA.head_dim
+    rotated, values = (LLAMA.num_heads + LLAMA.num_kv_heads) * width, LLAMA.num_kv_heads * width
+    forward = (2 + 4 + 3) * h + 2 * rotated + 3 * f
+    backward = 5 * f + 8 * h + 2 * (rotated + values) + (4 * h + 3 * f if policy == "selective" else 0)
+    assert _bytes(footprint.forward) == pytest.approx(2 * TOKENS * forward, rel=0.02)
+    assert _bytes(footprint.backward) == pytest.approx(2 * TOKENS * backward, rel=0.04)
+
+
+@pytest.mark.parametrize("policy", ["none", "selective"])
+def test_what_prices_take_of_formulas_is_what_kernels_move(policy: str) -> None:
+    """The least bytes of the formulas' regions, by which a step on a measured GPU is priced, are those of the kernels."""
+    block = _segment(LLAMA, "block")
+    formulas, kernels = (
+        segment_footprint(block, LLAMA, replace(ACCELERATOR, kernels=each), policy) for each in (False, True)
+    )
+    for name in ("forward", "backward"):
+        least, moved = _bytes(getattr(formulas, name), least=True), _bytes(getattr(kernels, name))
+        assert least == pytest.approx(moved, rel=0.06), name
+    for name in ("forward_workspace_bytes", "backward_workspace_bytes"):
+        assert getattr(kernels, name) <= getattr(formulas, name)
+    assert kernels.saved_bytes == formulas.saved_bytes
