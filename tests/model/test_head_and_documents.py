@@ -1,5 +1,8 @@
 """The head in chunks, microbatches without targets, and attention that never leaves a document."""
 
+from dataclasses import replace
+from math import prod
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fourfold.config import ModelConfig
+from fourfold.cost.waves import waste
 from fourfold.model import head
 from fourfold.model.context.attention import attend_forward
 from fourfold.model.environment import Saved
-from fourfold.model.shape import chunk_tokens
+from fourfold.model.footprint import segment_footprint
+from fourfold.model.shape import Shape, chunk_tokens, kernel_chunk_tokens
+from fourfold.model.spec import build_segments
+from fourfold.model.work import Gemm
 from tests.support.plain_model import PlainModel, random_tokens
 
 MODEL = ModelConfig(2, 16, 4, 2, 4, 24, 37)
@@ -58,6 +65,45 @@ def test_a_chunk_holds_few_logits_but_enough_tokens(vocab_size: int) -> None:
     assert tokens >= 128
     assert tokens * vocab_size <= max(2**21, 128 * vocab_size)
     assert tokens <= chunk_tokens(vocab_size, accelerator=True) <= max(2**26 // vocab_size, 128)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 99, 4096, 16032, 32000, 50257, 128256, 151936, 256000, 10**6])
+def test_an_accelerators_chunk_is_full_tiles(vocab_size: int) -> None:
+    """A multiple of 1,024 tokens, as many as memory has room for; of 256 where not even 1,024 have; else 128."""
+    for tokens, room in (
+        (chunk_tokens(vocab_size, accelerator=True), 2**26 // vocab_size),
+        (kernel_chunk_tokens(vocab_size), 3 * 2**26 // vocab_size),
+    ):
+        step = next((each for each in (1024, 256) if room >= each), 128)
+        assert tokens % step == 0
+        assert tokens <= max(room, 128) < tokens + max(step, 129)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_head_of_an_accelerator_takes_full_tiles(kernels: bool) -> None:
+    """Logits of a 1B Llama's vocabulary, 4,096 tokens; kernels, which hold no copy of them in fp32, take more at once, in no more
+    memory than formulas."""
+    model = replace(MODEL, hidden_size=64, vocab_size=128256)
+    head = build_segments(model)[-1]
+    shapes = [Shape(1, 4096, "bf16", "fp32", False, exchange=False, kernels=each) for each in (False, True)]
+    formulas, own = (segment_footprint(head, model, shape, "none") for shape in shapes)
+    rows = [item.rows for item in (own if kernels else formulas).forward.items if isinstance(item, Gemm)]
+    assert rows == ([1024] * 4 if kernels else [512] * 8)
+    assert own.backward_workspace_bytes <= formulas.backward_workspace_bytes
+
+
+@pytest.mark.parametrize("hidden", [2048, 3072, 4096, 5120, 8192])
+def test_chunks_where_kernels_run_take_no_more_waves(hidden: int) -> None:
+    """The logits and the gradient of hidden states of 4,096 tokens, beside 523 tokens, for which 2^26 logits of 128,256
+    columns have room."""
+    assert kernel_chunk_tokens(128256) == 1024
+    odd, full = (_waves([size] * (4096 // size) + [4096 % size], hidden) for size in (523, 1024))
+    assert full < 0.95 * odd
+
+
+def _waves(chunks: list[int], hidden: int) -> int:
+    matmuls = [Gemm(rows, *sizes) for rows in chunks if rows for sizes in ((hidden, 128256), (128256, hidden))]
+    return sum(waste(gemm).waves * prod(waste(gemm).tile) * gemm.inner for gemm in matmuls)
 
 
 def test_logits_agree_with_the_loss() -> None:

@@ -61,7 +61,7 @@ class Kernels:
 def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
     """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' GEMMs run as one grouped kernel (Gale et al. 2022)."""
     groups = gemm.groups
-    rows, inner = _expert_sizes(gemm)
+    rows, inner = expert_sizes(gemm)
     tiles = groups * -(-rows // TILE) * -(-gemm.columns // TILE)
     share = kernels.gemm_share * (kernels.grouped_share if groups > 1 else 1.0)
     share *= tiles / (tiles + kernels.gemm_half_tiles * (device.units or 1))
@@ -71,7 +71,7 @@ def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, eleme
     return max(arithmetic, memory_seconds(gemm_bytes(gemm, kernels, element_bytes), device, kernels))
 
 
-def _expert_sizes(gemm: Gemm) -> tuple[int, int]:
+def expert_sizes(gemm: Gemm) -> tuple[int, int]:
     """Rows and inner dim of one expert's part."""
     if gemm.accumulates:
         return gemm.rows, max(1, gemm.inner // gemm.groups)
@@ -81,7 +81,7 @@ def _expert_sizes(gemm: Gemm) -> tuple[int, int]:
 def gemm_bytes(gemm: Gemm, kernels: Kernels, element_bytes: int) -> int:
     """Operands once, a byte a number where they are quantized, and the result once; the sum that it is added to is read too, in
     fp32."""
-    rows, inner = _expert_sizes(gemm)
+    rows, inner = expert_sizes(gemm)
     adds_itself = gemm.accumulates and not kernels.gradient_bytes
     result = gemm.groups * rows * gemm.columns
     operands = gemm.groups * inner * (rows + gemm.columns) * (1 if gemm.dtype else element_bytes)

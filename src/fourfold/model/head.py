@@ -14,7 +14,7 @@ from fourfold.model.environment import Environment
 from fourfold.model.norm import normalize, normalize_backward
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
-from fourfold.model.shape import chunk_tokens
+from fourfold.model.shape import chunk_tokens, kernel_chunk_tokens
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import HeadWeights
 
@@ -79,7 +79,12 @@ def head_loss_backward(
 
 def _chunks(env: Environment, normed: Array, targets: Array, w: HeadWeights) -> Iterator[tuple[Array, Array]]:
     """normed [T, hidden] and targets in parts of as many tokens as logits may exist for."""
-    size = chunk_tokens(w.unembedding.data.shape[0], env.ops.on_accelerator(normed))
+    columns, accelerator = w.unembedding.data.shape[0], env.ops.on_accelerator(normed)
+    is_narrow = env.ops.accumulation_dtype(normed) != normed.dtype
+    if accelerator and env.ops.losses is not None and is_narrow:
+        size = kernel_chunk_tokens(columns)
+    else:
+        size = chunk_tokens(columns, accelerator)
     return zip(normed.split(size), targets.view(-1).split(size), strict=True)
 
 

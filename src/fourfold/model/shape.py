@@ -8,12 +8,32 @@ from fourfold.model.low_precision import GemmRecipe
 LOGITS_CHUNK_ELEMENTS = 2**21
 ACCELERATOR_CHUNK_ELEMENTS = 2**26
 """An accelerator needs larger matmuls than a processor's cache wants: 268 MB of logits in fp32."""
+KERNEL_CHUNK_ELEMENTS = 3 * ACCELERATOR_CHUNK_ELEMENTS
+"""Kernels of cross-entropy hold 2 bytes for a logit in bf16, formulas 6 at once: the same memory."""
 MIN_CHUNK_TOKENS = 128
+FULL_TILES, FULL_WAVES = 256, 1024
+"""Tokens of full tiles of an accelerator's matmuls; and of as many as give, with the hidden sizes of usual models, a number of
+tiles just below a multiple of 132 multiprocessors."""
 
 
 def chunk_tokens(vocab_size: int, accelerator: bool = False) -> int:
     """Tokens whose logits over `vocab_size` columns (a rank's part of the vocabulary) the head holds at once."""
-    return max(MIN_CHUNK_TOKENS, (ACCELERATOR_CHUNK_ELEMENTS if accelerator else LOGITS_CHUNK_ELEMENTS) // vocab_size)
+    if accelerator:
+        return _full_tiles(ACCELERATOR_CHUNK_ELEMENTS // vocab_size)
+    return max(MIN_CHUNK_TOKENS, LOGITS_CHUNK_ELEMENTS // vocab_size)
+
+
+def kernel_chunk_tokens(vocab_size: int) -> int:
+    """`chunk_tokens` on an accelerator where kernels compute the cross-entropy of logits in bf16."""
+    return _full_tiles(KERNEL_CHUNK_ELEMENTS // vocab_size)
+
+
+def _full_tiles(tokens: int) -> int:
+    """The most of so many tokens that are full tiles."""
+    for size in (FULL_WAVES, FULL_TILES):
+        if tokens >= size:
+            return tokens - tokens % size
+    return MIN_CHUNK_TOKENS
 
 
 @dataclass(frozen=True)
