@@ -10,6 +10,8 @@ from fourfold.model import torch_operations
 from fourfold.model.footprint import Shape, segment_footprint
 from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.operations import with_operations
+from fourfold.model.recorder.operations import RecorderOperations
+from fourfold.model.recorder.recording import Recording
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Elementwise, Work
 from fourfold.train.norm_choice import FORMULA
@@ -71,14 +73,38 @@ def test_an_8b_llama_block_moves_what_arithmetic_says(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["none", "selective"])
 def test_what_prices_take_of_formulas_is_what_kernels_move(policy: str) -> None:
-    """The least bytes of the formulas' regions, by which a step on a measured GPU is priced, are those of the kernels."""
+    """The least bytes of the formulas' regions, by which a step on a measured GPU is priced, are those of the kernels.
+    Under selective recomputation formulas hand silu(gate) on, which is written and read."""
     block = _segment(LLAMA, "block")
     formulas, kernels = (
         segment_footprint(block, LLAMA, replace(ACCELERATOR, kernels=each), policy) for each in (False, True)
     )
     for name in ("forward", "backward"):
         least, moved = _bytes(getattr(formulas, name), least=True), _bytes(getattr(kernels, name))
-        assert least == pytest.approx(moved, rel=0.06), name
+        if (name, policy) == ("backward", "selective"):
+            least -= 2 * 2 * TOKENS * LLAMA.ffn_size
+        assert least == pytest.approx(moved, rel=0.03), name
     for name in ("forward_workspace_bytes", "backward_workspace_bytes"):
         assert getattr(kernels, name) <= getattr(formulas, name)
     assert kernels.saved_bytes == formulas.saved_bytes
+
+
+@pytest.mark.parametrize("born", ["in another region", "outside of regions", "elsewhere", "in this region"])
+def test_a_fused_kernel_reads_what_an_earlier_one_wrote(born: str) -> None:
+    """Only what was born in a region is there without being read."""
+    recording = Recording(staging=False)
+    ops = RecorderOperations(recording, accelerator=True)
+    recording.begin()
+    outside = ops.outside((100,), "fp32")
+    if born == "in another region":
+        with ops.fused():
+            x = ops.copy(outside)
+    elif born == "outside of regions":
+        x = ops.copy(outside)
+    elif born == "elsewhere":
+        x = outside
+    with ops.fused():
+        if born == "in this region":
+            x = ops.copy(outside)
+        x.mul_(2.0).add_(1.0)
+    assert recording.recorded().items[-1].least_bytes == 2 * 400  # type: ignore[union-attr]

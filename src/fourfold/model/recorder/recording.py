@@ -20,7 +20,7 @@ from fourfold.model.work import (
 class Storage:
     """Memory that ghosts share, live as long as one of them is. `recording` None: it lies outside and is not counted."""
 
-    __slots__ = ("born", "bytes", "made", "number", "read", "recording")
+    __slots__ = ("born", "bytes", "made", "number", "read", "recording", "region")
     numbers = count()
 
     def __init__(self, recording: "Recording | None", size: int) -> None:
@@ -30,6 +30,8 @@ class Storage:
         self.made = self.read = 0
         """The passes in which it was made, and last read by something else than a matmul."""
         self.born: list[int] | None = None
+        self.region: Region | None = None
+        """The region in which it was born: there alone a fused kernel has it without reading it."""
         if recording is not None:
             self.made = recording.passes
             recording.storages += size > 0
@@ -38,7 +40,7 @@ class Storage:
             if live > recording.peak:
                 recording.peak = live
             if recording.region is not None:
-                self.born = [size]
+                self.born, self.region = [size], recording.region
                 recording.region.born.append(self.born)
 
     def __del__(self) -> None:
@@ -118,11 +120,11 @@ class Recording:
             size += ghost.nbytes
             storage = ghost.storage
             storage.read = self.passes
-            if storage.born is None or storage.recording is None:
+            if storage.region is not region:
                 key = (storage.number, ghost.offset, ghost.shape)
                 if key not in region.written:
                     region.read[key] = ghost.nbytes
-        if target.born is None:
+        if target.region is not region:
             region.written[target.number, written.offset, written.shape] = written.nbytes
         region.bytes += size
         region.launches += launches
