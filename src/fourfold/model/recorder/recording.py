@@ -31,7 +31,6 @@ class Storage:
         """The passes in which it was made, and last read by something else than a matmul."""
         self.born: list[int] | None = None
         self.region: Region | None = None
-        """The region in which it was born: there alone a fused kernel has it without reading it."""
         if recording is not None:
             self.made = recording.passes
             recording.storages += size > 0
@@ -42,6 +41,10 @@ class Storage:
             if recording.region is not None:
                 self.born, self.region = [size], recording.region
                 recording.region.born.append(self.born)
+
+    def is_born_in(self, region: "Region") -> bool:
+        """Whether a fused kernel has it without reading it."""
+        return self.region is region
 
     def __del__(self) -> None:
         recording = self.recording
@@ -120,11 +123,11 @@ class Recording:
             size += ghost.nbytes
             storage = ghost.storage
             storage.read = self.passes
-            if storage.region is not region:
+            if not storage.is_born_in(region):
                 key = (storage.number, ghost.offset, ghost.shape)
                 if key not in region.written:
                     region.read[key] = ghost.nbytes
-        if target.region is not region:
+        if not target.is_born_in(region):
             region.written[target.number, written.offset, written.shape] = written.nbytes
         region.bytes += size
         region.launches += launches
