@@ -12,10 +12,10 @@ from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from fourfold.config import ModelConfig
-from fourfold.model import torch_operations
+from fourfold.model import torch_grouped, torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.experts.balance import Balancing
-from fourfold.model.experts.dispatch import keep_within_capacity
+from fourfold.model.experts.dispatch import keep_within_capacity, plan_route
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.parts import run_through
 from fourfold.model.experts.router import Choice, choose
@@ -179,6 +179,44 @@ def test_grouped_matmuls(sizes: tuple[int, ...]) -> None:
         torch.testing.assert_close(grad_rows[part], grad[part] @ matrices[expert])
         torch.testing.assert_close(weight.grad[expert], 2 * grad[part].t() @ rows[part])
         start += size
+
+
+@pytest.mark.parametrize("chunk", [2**27, 8 * 4 * 16])
+@pytest.mark.parametrize("sizes", [(3, 0, 5, 2), (0, 10, 0, 0), (0, 0, 0, 1), (4, 4, 4, 4)])
+def test_a_grouped_kernel_needs_no_sizes_on_the_host(
+    sizes: tuple[int, ...], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's grouped matmul, which a processor has too, beside one matmul for each expert; all outputs at once, or eight."""
+
+    def waits(ends: Tensor) -> tuple[int, ...]:
+        raise AssertionError("the host would wait")
+
+    rows, grad = random(sum(sizes), 16).bfloat16(), random(sum(sizes), 24, seed=2).bfloat16()
+    matrices, ends = random(4, 24, 16, seed=3).bfloat16(), torch.tensor(sizes).cumsum(0).int()
+    known, unknown = Groups(sizes, ends), Groups(waits, ends)
+    expected = grouped_matmul(rows, matrices.transpose(1, 2), known)
+    sums, found = torch.ones(4, 24, 16), torch.ones(4, 24, 16)
+    for fresh in (True, False):
+        torch_operations.grouped_accumulate(sums, grad, rows, known, fresh)
+    monkeypatch.setattr(torch_grouped, "_has_kernel", lambda *sizes: True)
+    monkeypatch.setattr(torch_grouped, "GRADIENT_CHUNK_ELEMENTS", chunk)
+    torch.testing.assert_close(grouped_matmul(rows, matrices.transpose(1, 2), unknown), expected, rtol=2e-2, atol=2e-2)
+    for fresh in (True, False):
+        torch_operations.grouped_accumulate(found, grad, rows, unknown, fresh)
+    torch.testing.assert_close(found, sums, rtol=2e-2, atol=2e-2)
+    assert not found[[size == 0 for size in sizes]].any()
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 64])
+def test_a_route_that_the_host_does_not_see_is_the_one_that_it_sees(tokens: int) -> None:
+    experts = random(tokens, 8).topk(3).indices
+    seen, unseen = (plan_route(torch_operations, experts, 8, None, all_kept=each) for each in (False, True))
+    assert torch.equal(seen.pairs, unseen.pairs)
+    assert torch.equal(seen.places, unseen.places)
+    assert torch.equal(seen.groups.ends, unseen.groups.ends)
+    assert seen.groups.sizes == unseen.groups.sizes
+    assert (seen.sent_rows, seen.received_rows) == (unseen.sent_rows, unseen.received_rows)
+    assert seen.drops == unseen.drops
 
 
 LARGE = {"hidden_size": 48, "moe_ffn_size": 40}

@@ -89,6 +89,9 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
         sections({"pp": 2, "schedule": "zb_v", "virtual_stages": 2, "tp": 2, "sequence_parallel": True}),
     ),
     "learned positions": (2, sections({"tp": 2}, {"family": "gpt2", "num_kv_heads": 4})),
+    "experts of one rank": (1, sections({}, {**MIXTRAL, **LARGER})),
+    "experts of one rank, full recompute": (1, sections({"recompute": "full"}, {**MIXTRAL, **LARGER})),
+    "experts, fp32": (1, sections({}, {**MIXTRAL, **LARGER}, precision={"compute": "fp32"})),
     "experts": (4, sections({"ep": 4, "dp_shard": 4, "zero": 1}, {**MIXTRAL, **LARGER})),
     "experts over tp": (
         4,
@@ -153,6 +156,6 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
 
 FEW = {
     *("one rank", "one rank, muon", "hsdp, zero 2", "tp, hsdp, zero 3", "ring, documents", "ulysses", "pipeline, tied"),
-    *("experts, etp, zero 3", "mxfp8", "pipeline, offloaded"),
+    *("experts, etp, zero 3", "experts of one rank", "mxfp8", "pipeline, offloaded"),
 }
 """The layouts that `make test` rehearses: every kind of parallelism, optimizer and format once."""

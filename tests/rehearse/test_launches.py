@@ -46,7 +46,7 @@ def test_a_kernel_more_is_one_launch_more() -> None:
     spec, _ = layout_spec("one rank")
     view, program = rank_views(spec)[0], lower_pipeline(spec)[0]
     forward = next(each for each in program.instructions if each.short == "F b0 m0")
-    assert work_launches(forward.work) == 29
+    assert work_launches(forward.work) == 31
     assert launches_beside(forward, view) == 0
 
 

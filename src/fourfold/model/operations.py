@@ -8,6 +8,7 @@ bytes, launches, collectives and live memory. So a pass is written once, and wha
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -31,10 +32,28 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Groups:
-    """Rows sorted by expert. `sizes`: rows of each expert of this rank; `ends` [experts] int32, on the device: where they end."""
+    """Rows sorted by expert. `given`: how many each expert of this rank has, or how to find that from `ends`, for which the host
+    may have to wait; `ends` [experts] int32, on the device: where they end."""
 
-    sizes: tuple[int, ...]
+    given: tuple[int, ...] | Callable[[Array], tuple[int, ...]]
     ends: Array
+
+    @property
+    def number(self) -> int:
+        """The number of experts."""
+        return int(self.ends.shape[0])
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each expert, on the host."""
+        return self.given(self.ends) if callable(self.given) else self.given
+
+    @cached_property
+    def empty(self) -> Array:
+        """Whether an expert has none, [experts, 1, 1], on the device."""
+        starts = self.ends.new_zeros(self.ends.shape)
+        starts[1:].copy_(self.ends[:-1])
+        return (self.ends == starts).view(-1, 1, 1)
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """(expert, start, end) of every expert that has rows."""
@@ -249,6 +268,10 @@ class Operations(Protocol):
     def host_counts(self, totals: Array, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         """An integer array on the host, cut in parts of these sizes, each of which counts the same `rows` or fewer. A recorder
         has no data: there each part divides all rows evenly."""
+        ...
+
+    def host_sizes(self, ends: Array, rows: int) -> tuple[int, ...]:
+        """The sizes of groups that share `rows` and end at `ends`, an integer array, on the host; in a recorder, even ones."""
         ...
 
     # Properties of the code itself

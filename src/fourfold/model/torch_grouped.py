@@ -8,6 +8,9 @@ from fourfold.model.operations import Groups
 GRADIENT_CHUNK_ELEMENTS = 2**27
 """Elements of the experts' weight gradients that exist at once where they cannot be added in place."""
 
+KERNEL_MULTIPLE = 8
+"""Columns that the grouped kernel takes are multiples of this: 16 bytes of bf16."""
+
 
 def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
     """grad [out, in] += grad_output [T, out]^T @ inputs [T, in]; assigned where `fresh`. CUDA adds bf16 products to fp32 as they
@@ -40,36 +43,30 @@ def grouped_matmul(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
 
 def _has_kernel(rows: Tensor, *widths: int) -> bool:
     """Whether one grouped kernel can do it: bf16, rows of whole 16 bytes, something to do."""
-    fits = all(width % 8 == 0 for width in widths)
+    fits = all(width % KERNEL_MULTIPLE == 0 for width in widths)
     return rows.is_cuda and rows.dtype == torch.bfloat16 and fits and len(rows) > 0 and hasattr(torch, "_grouped_mm")
 
 
 def grouped_accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, groups: Groups, fresh: bool) -> None:
     """grad [experts, out, in] += grad_output_e^T @ inputs_e; assigned where `fresh`. Experts without rows get nothing."""
+    if _has_kernel(inputs, grad_output.shape[1], inputs.shape[1]):
+        _add_by_kernel(grad, grad_output, inputs, groups, fresh)
+        return
     if fresh:
         for expert, size in enumerate(groups.sizes):
             if size == 0:
                 grad[expert].zero_()
-    if _has_kernel(inputs, grad_output.shape[1], inputs.shape[1]):
-        _add_by_kernel(grad, grad_output, inputs, groups, fresh)
-        return
     for expert, start, end in groups.ranges():
         accumulate(grad[expert], grad_output[start:end], inputs[start:end], fresh)
 
 
 def _add_by_kernel(grads: Tensor, grad_output: Tensor, inputs: Tensor, groups: Groups, fresh: bool) -> None:
-    """A few experts at a time, so that their updates take little memory."""
-    step = max(1, GRADIENT_CHUNK_ELEMENTS // grads[0].numel())
-    start = 0
-    for first in range(0, len(groups.sizes), step):
-        sizes = groups.sizes[first : first + step]
-        rows = slice(start, start + sum(sizes))
-        if rows.stop > start:
-            ends = groups.ends[first : first + step] - start
-            update = torch._grouped_mm(grad_output[rows].t(), inputs[rows], offs=ends)
-            for offset, size in enumerate(sizes):
-                if size == 0:
-                    update[offset].zero_()  # a kernel may leave what it has no rows for as it was
-            part = grads[first : first + step]
-            part.copy_(update) if fresh else part.add_(update)
-        start = rows.stop
+    """Some outputs of all experts at a time, so that their updates take little memory. The host need not know the groups' sizes."""
+    experts, outputs, width = grads.shape
+    step = max(1, GRADIENT_CHUNK_ELEMENTS // (experts * width * KERNEL_MULTIPLE)) * KERNEL_MULTIPLE
+    for first in range(0, outputs, step):
+        columns = slice(first, first + step)
+        update = torch._grouped_mm(grad_output[:, columns].t(), inputs, offs=groups.ends)
+        update.masked_fill_(groups.empty, 0)  # a kernel may leave what it has no rows for as it was
+        part = grads[:, columns]
+        part.copy_(update) if fresh else part.add_(update)

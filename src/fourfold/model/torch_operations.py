@@ -192,6 +192,11 @@ def host_counts(totals: Tensor, parts: Sequence[int], rows: int) -> list[tuple[i
     return result
 
 
+def host_sizes(ends: Tensor, rows: int) -> tuple[int, ...]:
+    values = ends.tolist()  # waits for the device
+    return tuple(end - start for start, end in zip([0, *values], values, strict=False))
+
+
 def on_accelerator(x: Tensor) -> bool:
     return x.is_cuda
 

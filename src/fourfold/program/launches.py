@@ -8,6 +8,7 @@ from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.matrices import hidden_matrices, parts_of_shard
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
+from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 
 _ONCE = 3
@@ -69,5 +70,14 @@ def step_launches(program: Program, view: RankView) -> int:
 
 
 def waits_of_host(step: Instruction | Pattern, view: RankView) -> int:
-    """A dispatcher must know how many rows each rank gets before it goes on: once in a forward that routes tokens."""
-    return int(step.op in (Op.FORWARD, Op.RECOMPUTE) and any(s.name == step.segment for s in view.moe_segments))
+    """A dispatcher must know how many rows each rank gets before it goes on: once in a forward that routes tokens, unless they stay
+    where they are and a grouped kernel multiplies them."""
+    routes = step.op in (Op.FORWARD, Op.RECOMPUTE) and any(s.name == step.segment for s in view.moe_segments)
+    return int(routes and not _counts_on_device(view.spec))
+
+
+def _counts_on_device(spec: StepSpec) -> bool:
+    """As `model.experts.dispatch.plan_route` and `model.torch_grouped` have it."""
+    model, layout = spec.model, spec.layout
+    fits = spec.compute == "bf16" and not model.hidden_size % 8 and not model.moe_ffn_size // layout.etp % 8
+    return layout.ep == 1 and model.capacity_factor is None and fits

@@ -178,7 +178,11 @@ def _operations(journal: Journal) -> Operations:
         journal.wait("host_counts: rows to each expert")
         return even_counts(parts, rows)
 
-    return with_operations(torch_operations, {"host_counts": host_counts})
+    def host_sizes(ends: Tensor, rows: int) -> tuple[int, ...]:
+        journal.wait("host_sizes: rows to each expert")
+        return even_counts(tuple(ends.shape), rows)[0]
+
+    return with_operations(torch_operations, {"host_counts": host_counts, "host_sizes": host_sizes})
 
 
 def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:

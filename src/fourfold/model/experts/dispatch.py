@@ -6,6 +6,7 @@ r of `ep` has the r-th part of the experts. Symbols: N tokens, k = top_k, s pair
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from fourfold.config import ModelConfig
@@ -75,8 +76,11 @@ def _count(experts: Array, number: int) -> Array:
     return experts.new_zeros((number,)).scatter_add_(0, experts, experts.new_ones(experts.shape))
 
 
-def plan_route(ops: Operations, experts: Array, num_experts: int, ep: Group | None) -> Route:
-    """The route of N tokens' pairs. experts [N, k]; `num_experts` stands for none. Exchanges the counts over `ep`."""
+def plan_route(ops: Operations, experts: Array, num_experts: int, ep: Group | None, all_kept: bool = False) -> Route:
+    """The route of N tokens' pairs. experts [N, k]; `num_experts` stands for none, of which there is none where `all_kept`.
+    Exchanges the counts over `ep`; without other ranks, and with all pairs kept, the host learns nothing of the choice."""
+    if ep is None and all_kept:
+        return _local_route(ops, experts, num_experts)
     flat = experts.view(-1)
     ranks = ep.size if ep is not None else 1
     with ops.fused():
@@ -96,6 +100,19 @@ def plan_route(ops: Operations, experts: Array, num_experts: int, ep: Group | No
         order = _local_order(ops, incoming, sum(received)) if ranks > 1 and local > 1 else None
         groups = Groups(sizes, incoming.sum(0).cumsum(0).to(ops.int32))
     return Route(ops, pairs, places.view_as(experts), order, groups, sent, received, ep)
+
+
+def _local_route(ops: Operations, experts: Array, num_experts: int) -> Route:
+    """The route of pairs that all stay on this rank: as many rows as pairs, whatever was chosen."""
+    flat = experts.view(-1)
+    rows = flat.numel()
+    with ops.fused():
+        ends = _count(flat, num_experts).cumsum(0).to(ops.int32)
+        pairs = flat.argsort(stable=True)
+        places = flat.new_empty(flat.shape)
+        ops.put(places, pairs, ops.arange(0, rows, flat))
+    groups = Groups(partial(ops.host_sizes, rows=rows), ends)
+    return Route(ops, pairs, places.view_as(experts), None, groups, (rows,), (rows,), None)
 
 
 def _local_order(ops: Operations, incoming: Array, rows: int) -> Array:

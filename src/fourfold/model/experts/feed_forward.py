@@ -115,7 +115,8 @@ def _to_experts(env: Environment, own: Array, choice: Choice) -> tuple[Route, Tr
         gather_over(choice.weights, etp),
     )
     tokens, experts, weights = (part.wait() for part in arriving)
-    route = plan_route(env.ops, experts, env.model.num_experts, env.parallel.ep)
+    model = env.model
+    route = plan_route(env.ops, experts, model.num_experts, env.parallel.ep, all_kept=model.capacity_factor is None)
     return route, dispatch(route, tokens), dispatch_pairs(route, weights)
 
 

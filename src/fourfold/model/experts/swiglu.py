@@ -64,7 +64,7 @@ def add_grouped_matmul(ops: Operations, weight: Weight, grad_output: Array, inpu
     in] whose middle dims make out. Experts without rows get nothing."""
 
     def add() -> None:
-        grads = weight.grad.view(len(groups.sizes), grad_output.shape[1], inputs.shape[1])
+        grads = weight.grad.view(groups.number, grad_output.shape[1], inputs.shape[1])
         fresh, weight.fresh = weight.fresh, False
         ops.grouped_accumulate(grads, grad_output, inputs, groups, fresh)
 

@@ -308,6 +308,9 @@ class RecorderOperations:
     def host_counts(self, totals: Ghost, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         return even_counts(parts, rows)
 
+    def host_sizes(self, ends: Ghost, rows: int) -> tuple[int, ...]:
+        return even_counts(ends.shape, rows)[0]
+
     # Properties of the code itself
 
     def on_accelerator(self, x: Ghost) -> bool:
