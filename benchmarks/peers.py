@@ -119,6 +119,15 @@ class FasterMatmuls(Local):
         return model
 
 
+class FusedFasterMatmuls(Local):
+    """The same with fourfold's larger matmuls too."""
+
+    def wrap(self, model: PlainLlama) -> nn.Module:
+        fuse(model)
+        use_faster_library(model, tokens=MEASURED_TOKENS)
+        return model
+
+
 class Compiled(Local):
     """The same through torch.compile: Inductor's fused loops between the matmuls."""
 
@@ -148,10 +157,20 @@ class DDP(TorchPeer):
         )
 
 
+class DDPFusedFasterMatmuls(DDP):
+    """The same with fourfold's larger matmuls, by oneDNN where it is faster than MKL."""
+
+    def wrap(self, model: PlainLlama) -> nn.Module:
+        fuse(model)
+        use_faster_library(model, tokens=MEASURED_TOKENS)
+        return super().wrap(model)
+
+
 class FSDP2(TorchPeer):
     """fully_shard on every block and the root: ZeRO-3 where parameters are resharded after forward, else ZeRO-2.
 
-    `exchange`: over fourfold's transport in place of gloo's collectives. `fused`: with fourfold's larger matmuls.
+    `exchange`: over fourfold's transport in place of gloo's collectives. `fused`: with fourfold's larger matmuls. `onednn`: by
+    oneDNN where it is faster than MKL.
     """
 
     def __init__(
@@ -163,14 +182,17 @@ class FSDP2(TorchPeer):
         reshard: bool,
         exchange: bool = False,
         fused: bool = False,
+        onednn: bool = False,
     ):
-        self.reshard, self.exchange, self.fused = reshard, exchange, fused
+        self.reshard, self.exchange, self.fused, self.onednn = reshard, exchange, fused, onednn
         super().__init__(name, shape, weights, learning_rate)
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         if self.fused:
             fuse(model)
+        if self.onednn:
+            use_faster_library(model, tokens=MEASURED_TOKENS)
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=self.reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=self.reshard)
@@ -257,12 +279,17 @@ PEERS: dict[str, Callable[[Shape, dict[str, Tensor], float], Peer]] = {
     "local_compiled": partial(Compiled, "local_compiled"),
     "local_onednn": partial(FasterMatmuls, "local_onednn"),
     "local_compiled_onednn": partial(CompiledFasterMatmuls, "local_compiled_onednn"),
+    "local_fused_onednn": partial(FusedFasterMatmuls, "local_fused_onednn"),
+    "ddp_fused_onednn": partial(DDPFusedFasterMatmuls, "ddp_fused_onednn"),
     "ddp": partial(DDP, "ddp"),
     "fsdp2_zero2": partial(FSDP2, "fsdp2_zero2", reshard=False),
     "fsdp2": partial(FSDP2, "fsdp2", reshard=True),
     "fsdp2_fused": partial(FSDP2, "fsdp2_fused", reshard=True, fused=True),
     "fsdp2_exchange": partial(FSDP2, "fsdp2_exchange", reshard=True, exchange=True),
     "fsdp2_exchange_fused": partial(FSDP2, "fsdp2_exchange_fused", reshard=True, exchange=True, fused=True),
+    "fsdp2_exchange_fused_onednn": partial(
+        FSDP2, "fsdp2_exchange_fused_onednn", reshard=True, exchange=True, fused=True, onednn=True
+    ),
     "deepspeed_zero1": partial(DeepSpeed, "deepspeed_zero1", stage=1),
     "deepspeed_zero2": partial(DeepSpeed, "deepspeed_zero2", stage=2),
     "deepspeed_zero3": partial(DeepSpeed, "deepspeed_zero3", stage=3),

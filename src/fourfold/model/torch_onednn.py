@@ -48,7 +48,10 @@ def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -
         return
     for rows in _parts(grad):
         put = grad[rows].copy_ if fresh else grad[rows].add_
-        put(_multiply(grad_output[:, rows].t(), inputs.t()))
+        part = (
+            grad_output[:, rows].contiguous().t().contiguous()
+        )  # torch transposes dense rows faster than oneDNN reads them across
+        put(_multiply(part, inputs.t()))
 
 
 MATMULS: Mapping[str, Mapping[str, Callable[..., object]]] = MappingProxyType(
