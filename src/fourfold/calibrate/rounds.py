@@ -128,4 +128,4 @@ def _middle(answers: Sequence[Any]) -> Any:
         return {key: _middle([each[key] for each in answers]) for key in first}
     if isinstance(first, list):
         return [_middle([each[index] for each in answers]) for index in range(len(first))]
-    return first if isinstance(first, int) else float(f"{median(answers):.4g}")
+    return first if isinstance(first, int) else float(f"{median(answers):.6g}")
