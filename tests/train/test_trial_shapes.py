@@ -14,14 +14,14 @@ from fourfold.fused import norm_choice
 from fourfold.fused.losses import LossCase
 from fourfold.fused.norms import NormCase
 from fourfold.fused.pointwise import PointwiseCase
-from fourfold.model import feed_forward, rope, torch_onednn, torch_operations
+from fourfold.model import torch_onednn
 from fourfold.model.work import Gemm
 from fourfold.runtime import matmuls
 from fourfold.train import loss_choice, pointwise_choice
 from fourfold.train.norm_choice import FORMULA
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
-from tests.support.fused_operations import PlainLoss
+from tests.support.fused_operations import PlainLoss, PlainPointwise
 
 CPU = torch.device("cpu")
 MODEL = sections_spec(1, sections({}))[0].model
@@ -98,22 +98,30 @@ def test_cross_entropy() -> None:
     assert loss_choice.examine(loss_choice.FORMULA, case, MODEL) is None
 
 
-class LargePointwise:
+class LargePointwise(PlainPointwise):
     """The formulas; a rotation of more than 600 tokens is wrong."""
 
-    @staticmethod
-    def swiglu(gate_up: Tensor) -> Tensor:
-        return feed_forward.swiglu(torch_operations, gate_up)
-
-    @staticmethod
-    def swiglu_backward_(grad: Tensor, gate_up: Tensor) -> None:
-        feed_forward.swiglu_backward_(torch_operations, [grad, None], gate_up)
-
-    @staticmethod
-    def rotate_(x: Tensor, *rest: Any) -> None:
-        rope.rotate_(torch_operations, x, *rest)
+    def rotate_(self, x: Tensor, *rest: Any) -> None:
+        super().rotate_(x, *rest)
         if x.shape[1] > 600:
             x[:, LAST] *= 1.5
+
+
+class LargeWeights(PlainPointwise):
+    """The formulas; a weight's gradient beyond 600 rows is wrong."""
+
+    def weighted_backward_(self, grad: Tensor, gate_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        out, grad_weights = super().weighted_backward_(grad, gate_up, weights)
+        if len(weights) > 600:
+            grad_weights[LAST] *= 1.5
+        return out, grad_weights
+
+
+def test_weights_of_rows() -> None:
+    backend = pointwise_choice.PointwiseBackend("own", LargeWeights(), lambda case: None)
+    case = PointwiseCase(700, 8, 2, 8, torch.float32, CPU)
+    assert "its gradient of the weights of rows is off" in str(pointwise_choice.examine(backend, case))
+    assert pointwise_choice.examine(backend, replace(case, rows=600)) is None
 
 
 def test_swiglu_and_rotation() -> None:
