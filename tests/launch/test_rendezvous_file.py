@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import RunFailure, parse_run
-from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.rendezvous_file import announced, find_store, listening_hosts, open_store
 from fourfold.launch.run_folder import RunFolder
@@ -77,6 +76,4 @@ def test_an_address_that_is_not_this_machines(address: str) -> None:
 
 def test_a_machine_to_which_nobody_says_where_the_store_is_ends_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(RunFailure, match=r"rank 3 waited 0 s for number 0.*start all as one user.*run.timeout_seconds"):
-        follow(
-            RunFolder(tmp_path), rank_of(TORCHRUN), "now", lambda: 1, 0, lambda ranks: 1, FaultsSection(), 0.05, print
-        )
+        follow(RunFolder(tmp_path), rank_of(TORCHRUN), "now", lambda: 1, 0, lambda ranks: 1, 5.0, 0.05, print)

@@ -187,6 +187,7 @@ def train_locally(
         ):
             write_plain(failed)
         seconds = complete.run.timeout_seconds
+        watch = Watch(complete.faults, seconds, Blame(ready.resolved))
         launch = partial(
             supervise,
             folder,
@@ -194,7 +195,7 @@ def train_locally(
             threads_of(complete, member, here_of(count, member)),
             complete.faults,
             newest_saved(folder, complete, state, ready.step),
-            Watch(complete.faults, seconds, Blame(ready.resolved)),
+            watch,
             command=worker,
             grace_seconds=grace_seconds,
             spares=spares,
@@ -205,8 +206,8 @@ def train_locally(
         )
         if quiet:
             return TrainingEnd(ready, state, launch())
-        for warning in ready.warnings:
-            write_plain(warning)
+        for line in (*ready.warnings, *watch.said()):
+            write_plain(line)
         with _display(state) as shown:
             return TrainingEnd(ready, state, launch(on_tick=shown.update, on_notice=shown.notice))
 

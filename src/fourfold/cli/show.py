@@ -173,7 +173,7 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
         raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
     lines = describe_positions(resolved.programs_at, resolved.layout, positions)
     if as_json:
-        ranks = [{"rank": rank, "step": p.step, "index": p.counter, "time": p.time} for rank, p in enumerate(positions)]
+        ranks = [{"rank": rank, "step": p.step, "index": p.at, "time": p.time} for rank, p in enumerate(positions)]
         print_json({"ranks": [{**row, "text": line} for row, line in zip(ranks, lines, strict=True)]})
     else:
         print("\n".join(lines))

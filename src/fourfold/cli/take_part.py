@@ -4,7 +4,7 @@ from fourfold.api.training import check_request, write_plain
 from fourfold.config import RunConfig
 from fourfold.huggingface import resolve_model
 from fourfold.launch.external import Member, start_token
-from fourfold.launch.machine import num_cuda_devices
+from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.ready import finished_at
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
@@ -40,7 +40,7 @@ def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Me
         slots,
         spares,
         lambda ranks: threads_of(config, member, ranks),
-        config.faults,
+        config.faults.stall_limit(transport_of(config, num_cuda_devices(config)) == "native") or seconds,
         seconds,
         write_plain,
         config.checkpoint.memory_every_steps > 0,

@@ -288,9 +288,10 @@ class FaultsSection(Section):
     """Failures in a row at one step after which the run stops with the first cause. 1: it is never started again."""
     restarts: Annotated[int, Field(ge=0)] = 10
     """Restarts in a row without a newer checkpoint after which the run stops. 0: it is never started again."""
-    stall_seconds: Annotated[float, Field(ge=0)] = 5.0
+    stall_seconds: Annotated[float, Field(ge=0)] | None = None
     """Seconds within which a rank that does not get on is named and the ranks are started again; at least three times its
-    longest instruction so far. 0: nobody watches, and `run.timeout_seconds` alone ends a hang."""
+    longest instruction so far, and on CUDA twice its longest step. Left out: 5 on processors; 90 on CUDA, where NCCL gets over a
+    link that is away for tens of seconds. 0: nobody watches, and `run.timeout_seconds` alone ends a hang."""
     elastic: bool = False
     """Whether the run goes on with fewer ranks, under another layout, where it has lost a device or a machine and has no spare. It
     takes all ranks again at the first checkpoint after they are back."""
@@ -312,6 +313,10 @@ class FaultsSection(Section):
     replay_every_steps: Annotated[int, Field(ge=0)] = 0
     """Steps between two in which every segment computes one microbatch twice and compares the bits before the update. Needs kernels
     that repeat their bits. 0: never."""
+
+    def stall_limit(self, on_device: bool) -> float:
+        """`stall_seconds`, or its default for ranks on CUDA devices or on processors."""
+        return self.stall_seconds if self.stall_seconds is not None else (90.0 if on_device else 5.0)
 
 
 class RunConfig(Section):

@@ -37,7 +37,7 @@ def _row(rank: int, seen: Sequence[Sighting], now: float, blame: Blame | None) -
         "state": seen[rank].state,
         "activity": ACTIVITIES[position.kind].removesuffix(",").removesuffix(" of"),
         "step": position.step,
-        "index": position.counter,
+        "index": position.at,
         "num_instructions": blame.num_instructions(position, rank) if blame is not None and known else 0,
         "instruction": blame.instruction(position, rank) if blame is not None and known else "",
         "seconds": finite_number(now - position.time) if position.pid > 0 else None,

@@ -2,8 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,9 +33,15 @@ class StepClock:
     completed it.
     """
 
-    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
-        """`now`: the processor's clock."""
+    def __init__(
+        self,
+        device: torch.device,
+        now: Callable[[], float] = time.perf_counter,
+        events: Sequence[Any] | None = None,
+    ) -> None:
+        """`now`: the processor's clock. `events`: those that somebody else records before each instruction and behind the last."""
         self._now = now
+        self._others = events
         self.steps: deque[TimedStep] = deque(maxlen=WINDOW)
         self._is_cuda = device.type == "cuda"
         self._events: list[torch.cuda.Event] = []
@@ -47,12 +54,14 @@ class StepClock:
         self._step, self._begun = step, time.time()
         self._ends, self._used = [], 0
         self._start = self._now()
-        if self._is_cuda:
+        if self._is_cuda and self._others is None:
             self._record()
 
     def __call__(self, index: int, step: Instruction) -> None:
         """After instruction number `index`."""
-        if self._is_cuda:
+        if self._others is not None:
+            self._used = index + 2
+        elif self._is_cuda:
             self._record()
         else:
             self._ends.append(self._now() - self._start)
@@ -62,10 +71,10 @@ class StepClock:
         included."""
         if self._step is None:
             return
-        if self._is_cuda:
-            self._events[self._used - 1].synchronize()
-            first = self._events[0]
-            self._ends = [first.elapsed_time(event) / 1e3 for event in self._events[1 : self._used]]
+        if self._is_cuda or self._others is not None:
+            events = self._others if self._others is not None else self._events
+            events[self._used - 1].synchronize()
+            self._ends = [events[0].elapsed_time(event) / 1e3 for event in events[1 : self._used]]
         self.steps.append(TimedStep(self._step, self._begun, seconds, tuple(self._ends)))
         self._step = None
 

@@ -81,9 +81,17 @@ class FixedBatches:
 class StepGraph:
     """Runs one program step after step: the first ones as any other, then by replaying their capture."""
 
-    def __init__(self, executor: Executor, program: Program, capture: Capture, eager_steps: int = EAGER_STEPS) -> None:
-        """`executor`: one with `fixed` numbers."""
+    def __init__(
+        self,
+        executor: Executor,
+        program: Program,
+        capture: Capture,
+        eager_steps: int = EAGER_STEPS,
+        before_replay: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`executor`: one with `fixed` numbers. `before_replay`: called before each replay, when the device has nothing to do."""
         self._executor, self._program, self._capture, self._left = executor, program, capture, eager_steps
+        self._before_replay = before_replay
         self._data = FixedBatches(program)
         self._graph: Replayable | None = None
         self._total: Tensor
@@ -102,6 +110,7 @@ class StepGraph:
             self._norms = own.taken if own is not None else []
         if own is not None:
             own.taken = self._norms
+        self._before_replay()
         self._graph.replay()
         return executor.finish(program, self._total)
 

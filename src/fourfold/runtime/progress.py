@@ -8,6 +8,7 @@ it shows of a rank that stands still is right. Machines share no memory: each ha
 import mmap
 import os
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,9 +20,14 @@ from fourfold.layout import Layout
 from fourfold.program import Instruction, Op, Program
 from fourfold.program.instruction import STARTS
 
-_RECORD = struct.Struct("<qqddiiq16x")
+_RECORD = struct.Struct("<qqddiiqqi4x")
 _COUNTER = struct.Struct("<qdd")
 """The part of a record that every instruction changes, after the step."""
+_TIMES, _COMPLETED, _SAVE = struct.Struct("<dd"), struct.Struct("<q"), struct.Struct("<i")
+_TIMES_AT, _COMPLETED_AT, _SAVE_AT = 16, 48, 56
+"""Places of a record that other threads than the main one write. One more is written than was completed: 0 is no device."""
+WRITING, MEETING = 1, 2
+"""What a save that is under way does: this rank's own part, or waiting for all ranks; 0: none is under way."""
 FILES = "progress*.bin"
 MOST_RANKS, MOST_FILES = 2**18, 2**16
 """Records of a file, and files, that are read at most."""
@@ -41,8 +47,10 @@ a save beside training begins with."""
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank was last seen: step, index of its instruction, Unix time, and `kind`. `busy_seconds`: spent in instructions that
-    wait for no other rank. `pid`: its process, 0 before it has reported, on the machine that `host` names."""
+    """Where a rank was last seen: step, index of the instruction that its host has come to, Unix time, and `kind`. `busy_seconds`:
+    spent in instructions that wait for no other rank. `pid`: its process, 0 before it has reported, on the machine that `host`
+    names. `completed`: how many instructions its device has completed, where its host only issues them; -1 where the host itself
+    computes. `save`: of the save under way, `WRITING` or `MEETING`."""
 
     step: int
     counter: int
@@ -51,15 +59,27 @@ class Position:
     kind: int
     pid: int
     host: int = 0
+    completed: int = -1
+    save: int = 0
+
+    @property
+    def at(self) -> int:
+        """The instruction at which the rank stands: its device's where it has one, which the host's may be far ahead of."""
+        return self.counter if self.completed < 0 else min(self.completed, self.counter)
+
+    @property
+    def is_issued_ahead(self) -> bool:
+        """Whether the device has work left of what the host has issued: then the host's own calls say nothing."""
+        return 0 <= self.completed < self.counter
 
     @property
     def runs_program(self) -> bool:
         return self.kind in (TRAINING, EVALUATING)
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Changes whenever the rank gets on."""
-        return (self.step, self.kind, self.counter)
+    def place(self) -> tuple[int, ...]:
+        """Changes whenever the rank gets on, its host or its device."""
+        return (self.step, self.kind, self.counter, self.completed, self.save)
 
 
 NOWHERE = Position(0, 0, 0.0, 0.0, TRAINING, 0)
@@ -93,9 +113,9 @@ def positions_file(folder: Path, machine: int = 0) -> Path:
 
 
 class ProgressBoard:
-    """Writes this rank's record."""
+    """Writes this rank's record. `has_device`: whether the host only issues the instructions of programs."""
 
-    def __init__(self, folder: Path, rank: int, machine: int = 0) -> None:
+    def __init__(self, folder: Path, rank: int, machine: int = 0, has_device: bool = False) -> None:
         offset = rank * _RECORD.size
         page = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         file = os.open(positions_file(folder, machine), os.O_RDWR | os.O_CREAT, 0o644)
@@ -113,25 +133,49 @@ class ProgressBoard:
         self._busy = 0.0
         self._known: tuple[Program | None, Sequence[bool]] = None, ()
         self._works = False
+        self._save = 0
+        self.has_device, self.epoch = has_device, 0
+        """`epoch` rises with every `enter`: what a thread found before is then of another program."""
+        self._lock = threading.Lock()
         self.enter(STARTING, 0)
 
     def enter(self, kind: int, step: int, program: Program | None = None) -> None:
         """Begins something else. `program`: the one that runs now."""
-        self.kind, self.step = kind, step
         if program is not None and program is not self._known[0]:
             self._known = program, own_work(program)
-        self._own = self._known[1] if program is not None else ()
-        _RECORD.pack_into(self._map, self._offset, step, 0, self._last, self._busy, kind, self._pid, self._host)
+        with self._lock:
+            self.kind, self.step, self.epoch = kind, step, self.epoch + 1
+            self.own_work = self._known[1] if program is not None else ()
+            on_device = self.has_device and program is not None
+            self._own = () if on_device else self.own_work
+            completed = 1 if on_device else 0
+            place = step, 0, self._last, self._busy, kind, self._pid, self._host, completed, self._save
+            _RECORD.pack_into(self._map, self._offset, *place)
         self.record(0)
 
     def record(self, counter: int) -> None:
-        """Notes that instruction `counter` begins."""
+        """Notes that instruction `counter` begins; on a device, that its host has come to it."""
         now = time.time()
         if self._works:
             self._busy += now - self._last
         self._last = now
         self._works = self._own[counter] if counter < len(self._own) else self.kind == READING
         _COUNTER.pack_into(self._map, self._changing, counter, now, self._busy)
+
+    def complete(self, number: int, busy_seconds: float, epoch: int) -> None:
+        """Notes, from another thread, that the device has completed so many instructions of the program of that epoch, in
+        `busy_seconds` more of its own work."""
+        with self._lock:
+            if epoch == self.epoch:
+                self._busy += busy_seconds
+                _TIMES.pack_into(self._map, self._offset + _TIMES_AT, time.time(), self._busy)
+                _COMPLETED.pack_into(self._map, self._offset + _COMPLETED_AT, number + 1)
+
+    def saves(self, what: int) -> None:
+        """Notes, from any thread, what the save under way does."""
+        with self._lock:
+            self._save = what
+            _SAVE.pack_into(self._map, self._offset + _SAVE_AT, what)
 
 
 def own_work(program: Program) -> tuple[bool, ...]:
@@ -167,13 +211,17 @@ def _records(path: Path, ranks: int) -> list[Position]:
             raw = file.read(ranks * _RECORD.size)
     except OSError:
         return []
-    found = [Position(*fields) for fields in _RECORD.iter_unpack(raw[: len(raw) // _RECORD.size * _RECORD.size])]
+    fields = _RECORD.iter_unpack(raw[: len(raw) // _RECORD.size * _RECORD.size])
+    found = [
+        Position(step, counter, time, busy, kind, pid, host, completed - 1, save)
+        for step, counter, time, busy, kind, pid, host, completed, save in fields
+    ]
     return [each if _is_sound(each) else NOWHERE for each in found]
 
 
 def _is_sound(found: Position) -> bool:
     """Whether a rank could have written this: what damage or somebody else wrote is no position."""
-    counts = 0 <= found.step < 2**53 and 0 <= found.counter < 2**53 and found.pid >= 0
+    counts = 0 <= found.step < 2**53 and 0 <= found.counter < 2**53 and found.pid >= 0 and -1 <= found.completed < 2**53
     return counts and found.kind in range(len(ACTIVITIES)) and 0 <= found.time < 1e11 and abs(found.busy_seconds) < 1e11
 
 
@@ -204,10 +252,10 @@ def describe_wait(
             if member == rank or member >= len(positions):
                 continue
             other, place = programs[layout.coordinates(member)["pp"]], positions[member]
-            known = place.counter < len(other.instructions)
-            at = f"step {place.step} #{place.counter} `{other.instructions[place.counter].short if known else 'end'}`"
+            known = place.at < len(other.instructions)
+            at = f"step {place.step} #{place.at} `{other.instructions[place.at].short if known else 'end'}`"
             entry = start if other is program else entry_of(program.instructions[start], other)
-            behind = (place.step, place.counter) < (step, entry)
+            behind = (place.step, place.at) < (step, entry)
             state = f"stopped at {at}" if behind else f"has entered it, and was last seen at {at}"
             lines.append(f"rank {member} {state} ({axes})")
     if len(lines) == 1:
@@ -270,7 +318,7 @@ def describe_positions(
             )
             continue
         program = programs("train" if place.kind == TRAINING else "evaluate", place.step)[layout.pp_rank(rank)]
-        known = place.counter < len(program.instructions)
-        what = f"`{program.instructions[place.counter].short}`" if known else "the end"
-        lines.append(f"rank {rank}: step {place.step} #{place.counter} {what}, {ago}")
+        known = place.at < len(program.instructions)
+        what = f"`{program.instructions[place.at].short}`" if known else "the end"
+        lines.append(f"rank {rank}: step {place.step} #{place.at} {what}, {ago}")
     return lines

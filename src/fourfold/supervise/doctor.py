@@ -111,7 +111,7 @@ def _report(blame: Blame, rank: int, seen: Sequence[Sighting]) -> RankReport:
         own.state,
         blame.place(place, rank),
         place.step,
-        place.counter,
+        place.at,
         blame.instruction(place, rank),
         time.time() - place.time,
         waits,

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import raise_file_limit
-from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member
 from fourfold.launch.failures import RankFailure
 from fourfold.launch.processes import LocalRanks
@@ -47,7 +46,7 @@ def follow(
     slots: Callable[[], int],
     spares: int,
     threads: Callable[[int], int],
-    faults: FaultsSection,
+    silence_seconds: float,
     patience: float,
     on_notice: Callable[[str], None],
     keeps_memory: bool = False,
@@ -55,7 +54,8 @@ def follow(
     """Takes part in the launch that `token` names until its leader says that it has ended. Called from the main thread.
 
     `slots`: how many ranks this machine runs, asked once the run's folder is there; `spares` more are spare. `threads`: of each of
-    so many ranks. `patience`: seconds to wait for the leader. `keeps_memory`: as in `supervise`. Raises `RunFailure`.
+    so many ranks. `silence_seconds`: without the leader, after which its ranks end; `patience`: seconds to wait for it.
+    `keeps_memory`: as in `supervise`. Raises `RunFailure`.
     """
     raise_file_limit()
     stop = StopRequests()
@@ -77,7 +77,7 @@ def follow(
         spawner = ForkServer(folder, memory=memory.descriptor if memory is not None else None)
         cleanup.callback(spawner.close)
         first = first_slot(member)
-        follower = _Follower(folder, member, token, spawner, each, faults.stall_seconds or patience, stop.received)
+        follower = _Follower(folder, member, token, spawner, each, silence_seconds, stop.received)
         follower.report = Report(
             0,
             secrets.token_hex(8),

@@ -204,7 +204,7 @@ class Judge:
         seen = generation.observe()
         place = seen[cause.rank].position if cause.rank < len(seen) and seen[cause.rank].position.pid else None
         saved = self.newest()
-        step, index = (place.step, place.counter) if place is not None and place.kind != STARTING else (None, 0)
+        step, index = (place.step, place.at) if place is not None and place.kind != STARTING else (None, 0)
         again = self._budget.allows(step, saved, cause.message) and not cause.is_final
         where: dict[str, object] = {"step": step if step is not None else saved, "index": index}
         if cause.instruction:

@@ -86,6 +86,7 @@ def supervise(
         cleanup.callback(spawner.close)
         for path in folder.path.glob(FILES):
             path.unlink(missing_ok=True)
+        stall_seconds = watch.stall_seconds if watch is not None else faults.stall_limit(on_device=False)
         here = ranks // member.count if member is not None else ranks
         first = first_slot(member)
         store = open_store(member) if member is not None else StoreServer()
@@ -95,12 +96,12 @@ def supervise(
             range(first + here, first + here + spares),
             store,
             member.count if member is not None else 1,
-            faults.stall_seconds or (machines.seconds if machines is not None else 0.0),
+            stall_seconds or (machines.seconds if machines is not None else 0.0),
         )
         saved = newest if memory is None else lambda: max(newest(), memory.newest_step())
         kept = KeptFiles(folder)
         judge = Judge(folder, stop.received, faults, saved, watch, on_tick, on_notice, grace_seconds, fleet, kept)
-        judge.note("launch", ranks=ranks)
+        judge.note("launch", ranks=ranks, stall_seconds=stall_seconds)
         places = Places(fleet, ranks, faults, sizes, spawner, folder, judge.note)
         where = loopback_interface() if member is None else reach(member)
         launch = _Launch(folder, spawner, threads, store, {**store.environment(), **where}, fleet, places, judge)

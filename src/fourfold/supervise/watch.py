@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from fourfold.config.schema import FaultsSection
-from fourfold.runtime.progress import COPYING, ENDED, READING, SAVING, TRAINING, Position
+from fourfold.runtime.progress import COPYING, ENDED, EVALUATING, READING, SAVING, TRAINING, Position
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.generation import Generation
 from fourfold.supervise.observation import Observation, is_stopped
@@ -23,16 +23,20 @@ _SHARE = 0.85
 _LENIENT = 12.0
 """Times the limit for the first step, of which no earlier one tells anything, for an evaluation and for a copy to be saved."""
 _TIMES_LONGEST = 3.0
+_TIMES_STEP = 2.0
+"""Times the longest step or evaluation, where a device runs it: what its host waits for may be the whole of it, as with a graph."""
 _WINDOW_SECONDS, _WINDOW_STEPS = 2.0, 5
 _RETRY_SECONDS = 1.0
 
 
 @dataclass
 class _WatchedRank:
-    """One rank since it last got on. `still`: seconds that it could have got on and did not."""
+    """One rank since it last got on. `still`: seconds that it could have got on and did not; `begun`: when it began what it does
+    there, by the watcher's clock."""
 
-    place: tuple[int, int, int] = (-1, -1, -1)
+    place: tuple[int, ...] = (-1, -1, -1)
     still: float = 0.0
+    begun: float = 0.0
     processor: float = 0.0
 
 
@@ -57,11 +61,26 @@ class Watch:
     blame: Blame
     longest: dict[int, float] = field(default_factory=dict)
     """By the kind of a position: the longest time that a rank stood still and then got on."""
+    whole: dict[int, float] = field(default_factory=dict)
+    """By the kind of a position: the longest time that a device took for a step or an evaluation."""
     _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
     _looked: float = 0.0
     _judged: float = 0.0
     _window: tuple[float, Sequence[Position]] = (0.0, ())
     _slow: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def stall_seconds(self) -> float:
+        """`faults.stall_seconds`, or its default where the ranks compute. 0: nobody watches."""
+        return self.faults.stall_limit(self.blame.on_device)
+
+    def said(self) -> list[str]:
+        """A line on the limit, where it is neither the run file's nor that of processors."""
+        if self.faults.stall_seconds is not None or not self.blame.on_device:
+            return []
+        return [
+            f"faults.stall_seconds: {self.stall_seconds:g}, the default on CUDA: a link may be away for tens of seconds"
+        ]
 
     def begin(self) -> None:
         """A new generation."""
@@ -74,7 +93,7 @@ class Watch:
         """The rank at fault once it has stood still for too long. Called as often as one likes; looks ten times a second."""
         now = time.monotonic()
         passed = min(now - self._looked, _MOST_SECONDS)
-        if passed < _LOOK_SECONDS or not self.faults.stall_seconds:
+        if passed < _LOOK_SECONDS or not self.stall_seconds:
             return None
         self._looked = now
         seen = generation.observe()
@@ -115,11 +134,20 @@ class Watch:
             if position.step > own.place[0] >= 0:  # it read and trained in between, perhaps too quickly to be seen
                 for kind in (READING, TRAINING):
                     self.longest.setdefault(kind, 0.0)
+            if position.place[:2] != own.place[:2]:
+                self._learn(own)
+                own.begun = self._looked
             own.place, own.still = position.place, 0.0
         elif position.kind != ENDED:
             wants = seen.state == "R" or used - own.processor > 0.05 * passed
             own.still += min(passed, used - own.processor) if wants else passed
         own.processor = used
+
+    def _learn(self, own: _WatchedRank) -> None:
+        """Takes note of how long a step or an evaluation took that has ended on a device."""
+        if own.place[1] in (TRAINING, EVALUATING) and own.place[3] >= 0:
+            kind = own.place[1]
+            self.whole[kind] = max(self.whole.get(kind, 0.0), self._looked - own.begun)
 
     def _has_vanished(self, rank: int, seen: Observation) -> bool:
         """Whether a rank that had a place, and was not stopped, has none any more."""
@@ -127,18 +155,21 @@ class Watch:
 
     def _limit(self, rank: int, seen: Observation) -> float:
         """How long a rank may stand still where it stands."""
-        position, stall = seen.position, self.faults.stall_seconds
+        position, stall = seen.position, self.stall_seconds
         if is_stopped(seen.state):
             return _SHARE * stall
+        first = max(stall, min(_LENIENT * stall, self.timeout_seconds))
         if self._has_vanished(rank, seen):
-            return _LENIENT * stall
+            return first
         is_step = position.kind in (TRAINING, READING)
-        if position.kind not in self.longest:
-            return _LENIENT * stall if is_step or position.kind == COPYING else self.timeout_seconds
+        if position.kind not in (self.whole if position.completed >= 0 else self.longest):
+            return first if is_step or position.kind == COPYING else self.timeout_seconds
         longest = _TIMES_LONGEST * self.longest[position.kind]
+        if position.completed >= 0:
+            longest = max(longest, _TIMES_STEP * self.whole.get(position.kind, 0.0))
         if position.kind == SAVING:  # a save that begins may wait for the whole of the one before
             return max(self.timeout_seconds, longest)
-        return _SHARE * max(stall, longest) if is_step else max(_LENIENT * stall, longest)
+        return _SHARE * max(stall, longest) if is_step else max(first, longest)
 
     def stragglers(self, generation: Generation) -> list[Straggler]:
         """Ranks that became slow: for two windows in a row their own work took longer than their peers' by the ratio allowed. A

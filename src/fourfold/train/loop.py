@@ -23,17 +23,12 @@ from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.corruption import Corruption
+from fourfold.runtime.device_progress import open_board
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
 from fourfold.runtime.parallel import groups_of
-from fourfold.runtime.progress import (
-    COPYING,
-    READING,
-    SAVING,
-    TRAINING,
-    ProgressBoard,
-)
+from fourfold.runtime.progress import COPYING, READING, SAVING, TRAINING
 from fourfold.runtime.step import Observer, StepFailure, StepResult
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
@@ -66,7 +61,7 @@ class Training:
 
     def __init__(self, out: Path, context: RankContext, stop: StopSignal) -> None:
         self.out, self.context, self.stop = out, context, stop
-        self.board = ProgressBoard(out, context.rank, int(os.environ.get("FOURFOLD_MACHINE", "0")))
+        self.board, self.progress = open_board(out, context.rank, context.device)
         self.config = load_run(out / "run.toml", as_written=True)
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, context.world_size)
@@ -108,13 +103,13 @@ class Training:
         self.choices = choose_for_run(*(self.config, self.spec, self.program, context, resumption.newest, saved), out)
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
-            *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
+            *(self.view, self.units, self.groups, section, context.device, context.rank, self.progress.record),
             operations=self.choices.operations,
             locate_nan=self.config.faults.locate_nan,
             fixed=self.config.run.cuda_graphs,
         )
         check_graphs(self.config, self.spec, context.device, self.choices.attention.backend.name)
-        self.graph = StepGraph(self.executor, self.program, capture_cuda)
+        self.graph = StepGraph(self.executor, self.program, capture_cuda, before_replay=self.progress.replay)
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
         self.skips = SkippedSteps(self.config)
@@ -134,11 +129,11 @@ class Training:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
         own = self.units, self.executor.routers, context.rank
-        self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"))
+        self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"), self.board.saves)
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
         self.peak_bytes: int | None = None
         self.sent_bytes: dict[str, int] = {}
-        self.clock = StepClock(context.device)
+        self.clock = StepClock(context.device, events=self.progress.events)
         self._tracks_memory = self.config.run.track_memory and context.device.type == "cpu"
 
     def _restore(self, path: Path, copy: MemoryCopy | None) -> dict[str, Any]:

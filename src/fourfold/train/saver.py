@@ -16,6 +16,7 @@ from fourfold.config import RunConfig
 from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
 from fourfold.runtime.pinned import host_tensors
+from fourfold.runtime.progress import MEETING, WRITING
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
@@ -69,7 +70,10 @@ class Saver:
         routers: Routers,
         rank: int,
         meet: Callable[[], None] = lambda: None,
-    ):
+        tell: Callable[[int], None] = lambda what: None,
+    ) -> None:
+        """`tell`: called, by whatever thread saves, with what a save does now: `WRITING`, `MEETING`, or 0 for none."""
+        self._tell = tell
         self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
         self._rank, self._meet = rank, meet
         self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
@@ -157,12 +161,20 @@ class Saver:
         copies: Mapping[str, Tensor] | None,
         check: Callable[[], None] | None,
     ) -> None:
+        def meet() -> None:
+            self._tell(MEETING)
+            synchronize()
+            self._tell(WRITING)
+
+        self._tell(WRITING)
         try:
             end.path = state.save(
-                self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, synchronize,
+                self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, meet,
                 tensors=copies, check=check,
             )  # fmt: skip
             self._newest = end.step
         except Exception as error:
             end.error = error
+        finally:
+            self._tell(0)
         end.seconds = time.perf_counter() - end.begun
