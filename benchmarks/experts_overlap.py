@@ -98,7 +98,7 @@ def contender(rank: int, table: dict[str, Any], link: float) -> tuple[Any, SlowL
     config, view = prepare_rank(rank, table, RANKS)
     spec = view.spec
     groups = make_groups(spec.layout, rank, groups_of(spec), 60.0)
-    slow = groups["ep"]._link = SlowLink(groups["ep"]._link.process_group, False, bytes_per_second=link)
+    slow = groups["ep"].link = SlowLink(groups["ep"].link.process_group, False, bytes_per_second=link)
     device = torch.device("cpu")
     units = initialized_units(config, view, rank)
     share_parameters(spec, units, groups)

@@ -62,10 +62,12 @@ class IdleLink:
 class IdleLinks:
     """Makes idle links."""
 
-    def link(self, axes: str, ranks: Sequence[int]) -> IdleLink:
+    native, names_all = True, False
+
+    def link(self, axes: str, ranks: Sequence[int], rank: int) -> IdleLink:
         return IdleLink()
 
-    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> IdleLink:
+    def pipeline(self, layout: Layout, rank: int, link: IdleLink | None) -> IdleLink:
         return IdleLink()
 
 

@@ -268,6 +268,9 @@ class RunSection(Section):
     """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a collective that nobody joins ends the run."""
+    preflight: bool | None = None
+    """Whether the start measures what each rank sends to the next of every group, prints it beside the figures of `cluster.preset`,
+    and names slow links; it takes a few seconds. Left out: on CUDA with up to 1,024 ranks."""
     max_skipped_steps: PositiveInt = 20
     """Steps in a row that are skipped, because their gradients are not finite, before the run ends. None of them is saved."""
     sample_tokens: Annotated[int, Field(ge=0)] | None = None

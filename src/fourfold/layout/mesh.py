@@ -192,7 +192,12 @@ class Layout:
         members = list(range(self.world_size))
         if "tied" in axes:
             members = [rank for rank in members if self.coordinates(rank)["pp"] in self.tied_ranks]
-        return sorted({self.group_of(rank, axes) for rank in members})
+        found, placed = list[tuple[int, ...]](), set[int]()
+        for rank in members:
+            if rank not in placed:
+                found.append(self.group_of(rank, axes))
+                placed.update(found[-1])
+        return sorted(found)
 
     def data_rank(self, rank: int) -> int:
         own = self.coordinates(rank)

@@ -9,6 +9,7 @@ from fourfold.layout import Layout
 from fourfold.rehearse.journal import GroupCall, Journal
 from fourfold.rehearse.streams import COMPUTE, Clock, Streams
 from fourfold.runtime.host_link import Copying, HostLink
+from fourfold.runtime.links import Link
 
 _NCCL_FORMATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8}
 
@@ -118,11 +119,13 @@ class RehearsedLinks:
     def __init__(self, journal: Journal, streams: Streams) -> None:
         self._journal, self._streams = journal, streams
 
-    def link(self, axes: str, ranks: Sequence[int]) -> RehearsedLink:
-        return RehearsedLink(axes, ranks, self._journal, self._streams)
+    native, names_all = True, False
 
-    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> RehearsedLink:
-        return self.link("pp", ranks)
+    def link(self, axes: str, ranks: Sequence[int], rank: int) -> RehearsedLink | None:
+        return RehearsedLink(axes, ranks, self._journal, self._streams) if rank in ranks else None
+
+    def pipeline(self, layout: Layout, rank: int, link: Link | None) -> RehearsedLink:
+        return RehearsedLink("pp", layout.group_of(rank, ("pp",)), self._journal, self._streams)
 
 
 def rehearsed_host_link(journal: Journal, streams: Streams, device: torch.device) -> HostLink:

@@ -171,6 +171,7 @@ def _described(event: Mapping[str, Any]) -> str:
         "loss": f"cross-entropy by {event.get('backend')}: {event.get('message', '')}",
         "pointwise": f"SwiGLU and rotary embedding by {event.get('backend')}: {event.get('message', '')}",
         "matmuls": f"matmuls by {event.get('backend')}: {event.get('message', '')}",
+        "preflight": f"links: {event.get('message', '')}",
         "start": "training starts",
         "resume": f"resumed from step {step} in memory" if event.get("source") == "memory" else f"resumed{at}",
         "memory_refused": f"a copy in memory is not used: {event.get('message', '')}",

@@ -14,7 +14,7 @@ from torch import Tensor
 from fourfold.layout import Layout
 from fourfold.model.parallel import Pending
 from fourfold.model.work import sent_bytes
-from fourfold.runtime.links import Link, LinkMaker, Links, TorchLinks
+from fourfold.runtime.links import TRANSFERS, Link, LinkMaker, Links, TorchLinks, WaitFor
 
 Phases = Iterator[Sequence[Pending]]
 
@@ -58,7 +58,7 @@ class AxisGroup:
         self.surplus_bytes = 0
         """How many of `sent_bytes` are beyond those of all-to-alls of equal parts, which programs declare: negative where a rank
         keeps more than an even share of its rows."""
-        self._link = link
+        self.link = link
         self._native = link.native
         self._transfers: Counter[tuple[int, bool]] = Counter()
 
@@ -112,7 +112,7 @@ class AxisGroup:
         others = [rank for rank in self.ranks if rank != self.ranks[self.index]]
         self.sent_bytes += sum(buffer.numel() * buffer.element_size() for buffer in outgoing)
         sent, received = zip(outgoing, others, strict=True), zip(incoming, others, strict=True)
-        return self._link.exchange(list(sent), list(received))
+        return self.link.exchange(list(sent), list(received))
 
     def _parts(self, full: Tensor) -> tuple[Tensor, list[Tensor]]:
         """This rank's part and the others', in group order."""
@@ -122,7 +122,7 @@ class AxisGroup:
     def _all_gather(self, full: Tensor, shard: Tensor) -> Phases:
         if self._native:
             self._count("all_gather", full)
-            yield [self._link.all_gather(full, shard)]
+            yield [self.link.all_gather(full, shard)]
         else:
             own, others = self._parts(full)
             flat = shard.view(-1)
@@ -138,7 +138,7 @@ class AxisGroup:
             self._count("reduce_scatter", full)
             target = into if in_place or first else staging
             assert target is not None
-            yield [self._link.reduce_scatter(target, full)]
+            yield [self.link.reduce_scatter(target, full)]
             if target is not into:
                 into.add_(target)
             return
@@ -156,7 +156,7 @@ class AxisGroup:
     def all_reduce_phases(self, full: Tensor) -> Phases:
         """`all_reduce`, as a part of a collective of several phases."""
         self._count("all_reduce", full)
-        yield [self._link.all_reduce(full)]
+        yield [self.link.all_reduce(full)]
 
     def _all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
@@ -170,41 +170,53 @@ class AxisGroup:
             self.surplus_bytes += surplus
         rows_in = list(received_rows) if received_rows is not None else None
         rows_out = list(sent_rows) if sent_rows is not None else None
-        yield [self._link.all_to_all(received, sent, rows_in, rows_out)]
+        yield [self.link.all_to_all(received, sent, rows_in, rows_out)]
 
     def _transfer(self, tensor: Tensor, peer: int, sends: bool) -> Phases:
         self._transfers[peer, sends] += 1
         number, upwards = self._transfers[peer, sends], (peer > self.index) == sends
         if sends:
             self.sent_bytes += tensor.numel() * tensor.element_size()
-        start = self._link.send if sends else self._link.receive
+        start = self.link.send if sends else self.link.receive
         yield [start(tensor, self.ranks[peer], upwards, number)]
 
     def _shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Phases:
         following, before = self.ranks[(self.index + 1) % self.size], self.ranks[self.index - 1]
         self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
-        yield self._link.exchange([(x, following) for x in sent], [(x, before) for x in received])
+        yield self.link.exchange([(x, following) for x in sent], [(x, before) for x in received])
 
 
 def make_groups(
-    layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float, links: Links | None = None
+    layout: Layout,
+    rank: int,
+    axes_names: Iterable[str],
+    timeout_seconds: float,
+    links: Links | None = None,
+    wait_for: WaitFor = lambda what, ranks, order, run: run(),
 ) -> dict[str, AxisGroup]:
-    """Binds every group of axes that a program names to process groups. All ranks call it with the same names. `links`: those that
-    exist already, which this call adds to."""
-    return bind_groups(layout, rank, axes_names, TorchLinks(timeout_seconds), {} if links is None else links)
+    """Binds every group of axes that a program names to process groups, and the transfers of a pipeline. All ranks call it with the
+    same names. `links`: those that exist already, which this call adds to. `wait_for`: as in `TorchLinks`."""
+    return bind_groups(layout, rank, axes_names, TorchLinks(timeout_seconds, wait_for), {} if links is None else links)
 
 
 def bind_groups(
     layout: Layout, rank: int, axes_names: Iterable[str], make: LinkMaker, links: Links
 ) -> dict[str, AxisGroup]:
-    """`make_groups` over links of another maker. Axes with the same ranks share a link. A rank that is in no group of some name
-    (`tied`) makes one of itself alone, because torch names a group by its ranks and by the number of groups before it."""
-    result = {}
-    for name in sorted(axes_names):
-        ranks = layout.group_of(rank, tuple(name.split("+")))
-        if ranks not in links:
-            members = ranks if rank in ranks else (rank,)
-            links[ranks] = make.pipeline(layout, rank, ranks) if name == "pp" else make.link(name, members)
-        if rank in ranks:
-            result[name] = AxisGroup(name, ranks, rank, links[ranks])
+    """`make_groups` over links of another maker. Axes with the same ranks share a link."""
+    result, stages = {}, layout.group_of(rank, ("pp",))
+    tagged = {"pp"} if layout.pp > 1 and not make.native else set()
+    for name in sorted({*axes_names} | tagged):
+        axes = tuple(name.split("+"))
+        own = layout.group_of(rank, axes)
+        for ranks in layout.groups(axes) if make.names_all else [own]:
+            if len(ranks) > 1 and ranks not in links:
+                links[ranks] = make.link(name, ranks, rank)
+        link = links.get(own)
+        if link is not None:
+            result[name] = AxisGroup(name, own, rank, link)
+    if layout.pp > 1:
+        place = (*stages, TRANSFERS)
+        transfers = links.get(place) or make.pipeline(layout, rank, links.get(stages))
+        links[place] = transfers
+        result["pp"] = AxisGroup("pp", stages, rank, transfers)
     return result

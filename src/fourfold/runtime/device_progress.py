@@ -20,7 +20,7 @@ from fourfold.runtime.progress import ProgressBoard
 _LOOK_SECONDS = 0.1
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point of the computing stream."""
 
     def record(self) -> None: ...
@@ -45,10 +45,10 @@ class DeviceProgress:
     """Stands between the executor, which says what it comes to, and the board. `capturing`: whether what is issued is captured."""
 
     def __init__(
-        self, board: ProgressBoard, new_event: Callable[[], Event], mark: Mark, capturing: Callable[[], bool]
+        self, board: ProgressBoard, new_event: Callable[[], StreamEvent], mark: Mark, capturing: Callable[[], bool]
     ) -> None:
         self._board, self._new_event, self._mark, self._capturing = board, new_event, mark, capturing
-        self.events: list[Event] = []
+        self.events: list[StreamEvent] = []
         """One before each instruction of the program that was issued last, and one behind it; longer programs left more."""
         self._issued = self._reached = 0
         self._epoch, self._replays = board.epoch, False
@@ -103,7 +103,7 @@ class DeviceProgress:
         self._board.complete(reached, busy, epoch)
 
     @staticmethod
-    def _own_seconds(events: Sequence[Event], own: Sequence[bool], begin: int, end: int) -> float:
+    def _own_seconds(events: Sequence[StreamEvent], own: Sequence[bool], begin: int, end: int) -> float:
         """Seconds that the device spent, from one instruction to another, in those that wait for no other rank."""
         seconds, start = 0.0, begin
         for index in range(begin, end + 1):

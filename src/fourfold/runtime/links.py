@@ -1,9 +1,10 @@
 """Process groups, made before the first step: what carries the collectives of some ranks, and transfers between two of them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,8 @@ class Link(Protocol):
         ...
 
 
+WaitFor = Callable[[str, tuple[int, ...], int, Callable[[], Any]], Any]
+"""Runs something that some ranks wait for each other in: its words, the ranks, its number among all such, and what to run."""
 Channels = Mapping[tuple[int, bool], Any]
 """By a neighbour's rank and the direction, the process group of that neighbour and this rank."""
 
@@ -94,56 +97,75 @@ class TorchLink:
         return dist.irecv(tensor, rank, group=group, tag=_TRANSFERS + number % _TRANSFERS)
 
 
-Links = dict[tuple[int, ...], Link]
-"""Links by their ranks."""
+TRANSFERS = -1
+"""Stands behind the ranks of a pipeline where `Links` holds what carries its transfers."""
+Links = dict[tuple[int, ...], Link | None]
+"""Links by their ranks; None for a group that others made."""
 
 
 class LinkMaker(Protocol):
-    """Makes the links of one rank."""
+    """Makes the links of one rank. `native`: as of its links. `names_all`: whether every rank has to name all groups, those of
+    others too, in one order."""
 
-    def link(self, axes: str, ranks: Sequence[int]) -> Link: ...
+    native: bool
+    names_all: bool
 
-    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> Link:
-        """The link of a pipeline's ranks, over which neighbours transfer to each other."""
+    def link(self, axes: str, ranks: Sequence[int], rank: int) -> Link | None:
+        """The link of some ranks; None where `rank`, which asks, is none of them."""
+        ...
+
+    def pipeline(self, layout: Layout, rank: int, link: Link | None) -> Link:
+        """What carries the transfers between neighbours of a pipeline. `link`: of its ranks, where their collectives have one."""
         ...
 
 
 class TorchLinks:
     """Links over process groups of torch.distributed.
 
-    With NCCL every communicator is connected here, on this rank's device and by its members alone (`device_id` of the default
-    group would make all ranks split it, group after group). Left to the first call, a communicator is connected within the step,
-    where both ends block until the other comes: an order that the proof about transfers does not know.
+    A group of all ranks is the default one, which is there already. With NCCL every other communicator is made here, on this rank's
+    device and by its members alone (`device_id` of the default group would make all ranks split it, group after group); `connect`
+    then calls each once. Left to the first call, a communicator is connected within the step, where both ends block until the other
+    comes: an order that the proof about transfers does not know.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, wait_for: WaitFor = lambda what, ranks, order, run: run()) -> None:
+        """`wait_for`: runs what these ranks wait for each other in. `order`: its number, the same on all."""
+        self._wait_for, self._made = wait_for, 0
         self._timeout = timedelta(seconds=timeout_seconds)
-        self._native = dist.get_backend() == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if self._native else None
+        self.native = dist.get_backend() == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if self.native else None
 
-    def link(self, axes: str, ranks: Sequence[int]) -> TorchLink:
-        if not self._native and len(ranks) == dist.get_world_size():
-            return TorchLink(dist.group.WORLD, native=False)
-        return TorchLink(self._group(ranks), self._native)
+    names_all = True
 
-    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> TorchLink:
-        """The link of a pipeline's ranks, with a channel for each neighbour and direction. A rank makes a group of itself in the
-        place of others' channels: see `make_groups`."""
-        link = self.link("pp", ranks)
+    def link(self, axes: str, ranks: Sequence[int], rank: int) -> TorchLink | None:
+        everybody = len(ranks) == dist.get_world_size()
+        group = dist.group.WORLD if everybody else self._group(ranks, rank)
+        return TorchLink(group, self.native) if rank in ranks else None
+
+    def pipeline(self, layout: Layout, rank: int, link: Link | None) -> TorchLink:
+        """Channels for each neighbour and direction over NCCL, which lets transfers of two ranks wait for each other; over
+        gloo the pipeline's own group, with tags."""
+        assert link is None or isinstance(link, TorchLink)
+        group = link.process_group if link is not None else None
+        if not self.native:
+            return TorchLink(group, False)
         channels = {}
-        for pair in neighbours(layout, ranks) if self._native else ():
+        for pair in [pair for ranks in layout.groups(("pp",)) for pair in neighbours(layout, ranks)]:
             for upwards in (False, True):
-                group = self._group(pair if rank in pair else (rank,))
+                channel = self._group(pair, rank)
                 if rank in pair:
-                    channels[pair[1 - pair.index(rank)], upwards] = group
-        link.channels = channels
-        return link
+                    channels[pair[1 - pair.index(rank)], upwards] = channel
+        return TorchLink(group, True, channels)
 
-    def _group(self, ranks: Sequence[int]) -> Any:
-        if not self._native:
+    def _group(self, ranks: Sequence[int], rank: int) -> Any:
+        """The process group of these ranks. Torch names groups by number: a rank that is in none counts it, and no more."""
+        self._made += 1
+        make = partial(dist.new_group, list(ranks), timeout=self._timeout, device_id=self._device)
+        if rank not in ranks:
+            return make()
+        if not self.native:
             require_group_files(len(ranks))
-        device = self._device if len(ranks) > 1 else None
-        return dist.new_group(list(ranks), timeout=self._timeout, use_local_synchronization=True, device_id=device)
+        return self._wait_for(f"the connection of ranks {', '.join(map(str, ranks))}", tuple(ranks), self._made, make)
 
 
 def _numbered(items: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int, int]]:

@@ -35,13 +35,13 @@ def bind_parallel(layout: Layout, groups: Mapping[str, AxisGroup]) -> Parallel:
 
 
 def segment_axes(layout: Layout) -> set[str]:
-    """Names of the groups that `bind_parallel` picks, and that transfers between stages travel on."""
-    return {axis for axis in ("pp", "tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp") if layout.degree(axis) > 1}
+    """Names of the groups that `bind_parallel` picks."""
+    return {axis for axis in ("tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp") if layout.degree(axis) > 1}
 
 
 def groups_of(spec: StepSpec) -> set[str]:
-    """Names of all groups that the programs of any rank use. They are the same on every rank, because torch names a group by its
-    ranks and by the number of groups before it."""
+    """Names of all groups over whose ranks the programs of any rank have a collective. They are the same on every rank, because all
+    make groups in one order. Transfers between stages need no name."""
     layout = spec.layout
     names = segment_axes(layout)
     for view in rank_views(spec):
@@ -49,7 +49,8 @@ def groups_of(spec: StepSpec) -> set[str]:
             names.update((axes_name(plan.bring), axes_name(plan.homes)))
         names.update(*(_reduction_axes(spec, flat) for flat in view.flats.values()))
         names.update(*(_traffic_axes(view.footprint(segment)) for segment in view.segments))
-    names.update(map(axes_name, (data_axes(layout), loss_axes(spec), norm_axes(layout), router_axes(layout))))
+    routers = router_axes(layout) if spec.model.num_experts else ()
+    names.update(map(axes_name, (data_axes(layout), loss_axes(spec), norm_axes(layout), routers)))
     if ties_stages(spec):
         names.add("tied")
     return names - {""}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from fourfold.config.schema import FaultsSection
-from fourfold.runtime.progress import COPYING, ENDED, EVALUATING, READING, SAVING, TRAINING, Position
+from fourfold.runtime.progress import COPYING, ENDED, EVALUATING, READING, SAVING, STARTING, TRAINING, Position
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.generation import Generation
 from fourfold.supervise.observation import Observation, is_stopped
@@ -129,7 +129,8 @@ class Watch:
             own.still = own.still + passed if is_late else 0.0
             return
         if position.place != own.place:
-            if own.place[1] >= 0 and own.place[1] != ENDED:
+            starts = own.place[1] == STARTING == position.kind  # its connections say nothing of the rest of a start
+            if own.place[1] >= 0 and own.place[1] != ENDED and not starts:
                 self.longest[own.place[1]] = max(self.longest.get(own.place[1], 0.0), own.still)
             if position.step > own.place[0] >= 0:  # it read and trained in between, perhaps too quickly to be seen
                 for kind in (READING, TRAINING):

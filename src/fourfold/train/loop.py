@@ -21,13 +21,11 @@ from fourfold.program import Program, digest
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
-from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.device_progress import open_board
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
-from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import COPYING, READING, SAVING, TRAINING
 from fourfold.runtime.step import Observer, StepFailure, StepResult
 from fourfold.runtime.tracker import MemoryTracker
@@ -36,6 +34,7 @@ from fourfold.train import state
 from fourfold.train.batches_ahead import BatchesAhead
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.choices import choose_for_run
+from fourfold.train.connections import connected_groups
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.ending import end_training
 from fourfold.train.evaluation import Evaluation
@@ -87,8 +86,8 @@ class Training:
         self.ahead = BatchesAhead(self.batches, own_rows, self._feed, self.steps, context.device)
         first = layout.group_of(context.rank, _ALIKE)[0]
         context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
-        names = groups_of(self.spec)
-        self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
+        programs = (self.program, self.evaluation.program)
+        self.groups = connected_groups(self.config, self.spec, programs, context, self.board, out)
         self.memory = open_peer_memory(self.config, out, context, self.view)
         copy = self.memory.find() if self.memory is not None else None
         self._starting = Starting(context, self.config.run.timeout_seconds, self.board)
