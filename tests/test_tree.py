@@ -43,7 +43,6 @@ SHORT = {
     "program/fault.py": "the record that all of the verifier's rules make",
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
-    "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",

@@ -14,6 +14,7 @@ from typing import IO, Protocol
 from fourfold.config import RunFailure
 from fourfold.launch.failures import log_tail
 from fourfold.launch.run_folder import RunFolder
+from fourfold.runtime.allocator import for_ranks
 from fourfold.train.fork_server import MESSAGE_BYTES, Started, die_with_parent, end_server, start_server
 
 _ANSWER_SECONDS = 30.0
@@ -58,7 +59,7 @@ class CommandSpawner:
     def spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> RankProcess:
         return subprocess.Popen(
             self._command,
-            env={**os.environ, **environment},
+            env={**for_ranks(os.environ), **environment},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

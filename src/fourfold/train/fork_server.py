@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from fourfold.config.errors import raise_file_limit
+from fourfold.runtime.allocator import for_ranks
 from fourfold.runtime.memory_file import DESCRIPTOR
 
 MESSAGE_BYTES = 1 << 16
@@ -47,7 +48,7 @@ def start_server(log: IO[bytes] | int = subprocess.DEVNULL) -> Started:
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "fourfold.train.fork_server", str(theirs.fileno())],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            env={**for_ranks(os.environ), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
