@@ -146,7 +146,9 @@ def test_a_software_profile_holds_what_it_says_beside_the_program() -> None:
     software = replace(bare, extra=0.1, fragmentation=0.1, context_bytes=10**9)
     assert allocated_bytes(1000, software) == 1100
     assert reserved_bytes(1000, software) == 1210
-    assert device_bytes(1000, software) == 10**9 + 1210
+    connected = replace(software, communicator_bytes=10**8)
+    assert device_bytes(1000, connected, TP8, 0) == 13 * 10**8 + 1210, "of all ranks, along tp, along dp_shard"
+    assert device_bytes(1000, connected, replace(TP8, transport="exchange"), 0) == 10**9 + 1210
 
 
 def test_operands_of_deferred_weight_gradients_are_as_narrow_as_saved_ones() -> None:

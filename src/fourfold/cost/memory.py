@@ -8,6 +8,7 @@ from fourfold.cost.software import SoftwareProfile
 from fourfold.model.work import SavedParts
 from fourfold.program import Program
 from fourfold.program.buffers import device
+from fourfold.program.communicators import num_communicators
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.program import BufferKind, Buffers
 from fourfold.program.spec import StepSpec
@@ -124,6 +125,11 @@ def reserved_bytes(peak: int, software: SoftwareProfile) -> int:
     return int(allocated_bytes(peak, software) * (1 + software.fragmentation))
 
 
-def device_bytes(peak: int, software: SoftwareProfile) -> int:
-    """Memory of the device when the program's peak is `peak`."""
-    return reserved_bytes(peak, software) + int(software.context_bytes)
+def overhead_bytes(spec: StepSpec, pp_rank: int, software: SoftwareProfile) -> int:
+    """What a process takes beside what its allocator reserves: its context, and its communicators."""
+    return int(software.context_bytes) + int(software.communicator_bytes) * num_communicators(spec, pp_rank)
+
+
+def device_bytes(peak: int, software: SoftwareProfile, spec: StepSpec, pp_rank: int) -> int:
+    """Memory of the device of a pipeline rank when its program's peak is `peak`."""
+    return reserved_bytes(peak, software) + overhead_bytes(spec, pp_rank, software)

@@ -97,6 +97,8 @@ class SoftwareProfile:
 
     context_bytes: int = 0
     """Bytes that the process takes on the device before it allocates anything."""
+    communicator_bytes: int = 0
+    """Bytes that each communicator of NCCL takes beside them; 0 where `context_bytes` has them all."""
     extra: float = 0.0
     """Memory of its own tensors beyond the program's, as a share of them."""
     fragmentation: float = 0.0

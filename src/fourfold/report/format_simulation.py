@@ -7,6 +7,8 @@ from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.model.spec import Segment
+from fourfold.program.communicators import num_communicators
+from fourfold.program.spec import StepSpec
 from fourfold.report.screen import NARROW, columns
 from fourfold.report.units import format_bytes, format_count, format_figure, sparkline, spelled_out, table, three_digits
 from fourfold.simulate.checks import CheckPrice
@@ -186,7 +188,7 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         kinds = [f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in sizes]
         step = simulation.programs[rank].instructions[peak.index]
         rows.append([f"pp {rank}", format_bytes(held), per_cent(held / capacity), step.short, ", ".join(kinds)])
-    overhead = format_overhead(simulation.prices.software)
+    overhead = format_overhead(simulation.prices.software, simulation.spec)
     beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
     if summary.step.host_bytes:
         copies = f"copied at {summary.device.host_link_bytes_per_second / 1e9:.3g} GB/s in either direction"
@@ -197,13 +199,16 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     return [*table(heads, rows, left=(0, 3, 4)), *beside]
 
 
-def format_overhead(software: SoftwareProfile) -> str:
+def format_overhead(software: SoftwareProfile, spec: StepSpec) -> str:
     """Memory of a device beside the program's buffers; empty where none is counted."""
-    context = (
-        [f"{format_bytes(int(software.context_bytes))} context and communication buffers"]
-        if software.context_bytes
-        else []
-    )
+    counts = sorted({num_communicators(spec, rank) for rank in range(spec.layout.pp)})
+    beside = "context and communication buffers"
+    if software.communicator_bytes and counts[-1]:
+        number = (
+            "1 communicator" if counts[-1] == 1 else f"{'-'.join(map(str, counts[:1] + counts[1:][-1:]))} communicators"
+        )
+        beside = f"context, {number} of {format_bytes(int(software.communicator_bytes))}"
+    context = [f"{format_bytes(int(software.context_bytes))} {beside}"] if software.context_bytes else []
     fragmentation = [f"{per_cent(software.fragmentation)} allocator fragmentation"] if software.fragmentation else []
     return ", ".join([*context, *fragmentation])
 
@@ -230,7 +235,7 @@ def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 
             if size < 0.001 * peak.bytes:
                 continue
             lines.append(f"    {KINDS.get(kind, kind):<30} {format_bytes(size):>9}  {per_cent(size / peak.bytes):>6}")
-        beside = device_bytes(peak.bytes, simulation.prices.software) - peak.bytes
+        beside = device_bytes(peak.bytes, simulation.prices.software, simulation.spec, rank) - peak.bytes
         if beside:
             lines.append(f"    {'context and fragmentation':<30} {format_bytes(beside):>9}")
     return lines

@@ -51,9 +51,9 @@ class StepPrediction:
         ratio, software = self.periods, self.simulation.prices.software
         found = []
         short, long = (map(highest_bytes, each.held, each.curves) for each in (self.earlier, self.simulation))
-        for before, after in zip(short, long, strict=True):
+        for pp, (before, after) in enumerate(zip(short, long, strict=True)):
             lines = (before[key] + ratio * max(0, b - before[key]) for key, b in after.items() if key in before)
-            found.append(device_bytes(round(max(lines)), software))
+            found.append(device_bytes(round(max(lines)), software, self.simulation.spec, pp))
         return tuple(found)
 
     @cached_property
@@ -118,7 +118,8 @@ def predict_memory(
     short = spec.with_microbatches(min(few, wanted))
     views = [view for view in compiled.views(short) if ranks is None or view.pp_rank in ranks]
     for view, program in zip(views, each_program(compiled, views), strict=True):
-        yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
+        peak = peak_bytes(held_program(program, view, prices.software))
+        yield device_bytes(peak, prices.software, spec, view.pp_rank)
 
 
 def round_of(spec: StepSpec) -> int:

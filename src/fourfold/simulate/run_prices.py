@@ -46,10 +46,10 @@ class SoftwareOverrides:
         if self.attention is not None:
             flash, again = self.attention == "flash", self.attention == "recomputed"
             software = replace(software, fused_attention=flash, attention_recomputed=again)
-        context = software.context_bytes if self.context_bytes is None else self.context_bytes
+        if self.context_bytes is not None:
+            software = replace(software, context_bytes=self.context_bytes, communicator_bytes=0)
         return replace(
             software,
-            context_bytes=context,
             fragmentation=software.fragmentation if self.fragmentation is None else self.fragmentation,
         )
 

@@ -196,7 +196,9 @@ class Simulation:
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """Memory of the devices of every pipeline rank."""
-        return tuple(device_bytes(max(curve), self.prices.software) for curve in self.curves)
+        return tuple(
+            device_bytes(max(curve), self.prices.software, self.spec, pp) for pp, curve in enumerate(self.curves)
+        )
 
 
 def simulate(

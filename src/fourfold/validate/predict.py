@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
+from fourfold.cost.memory import overhead_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware.types import Device
@@ -30,8 +31,11 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
         host = host_update_seconds(spec, case.cluster.device) if case.software.offload == "optimizer" else 0.0
         return Prediction(step.seconds + host)
     ranks, wanted = step.device_bytes, case.measured.memory_rank
-    held = max(ranks) if wanted == "largest" else ranks[0 if wanted == "first" else -1]
-    return Prediction(step.seconds, counted_bytes(held, case.measured, prices.software), _fits(max(ranks), prices))
+    largest = ranks.index(max(ranks))
+    rank = largest if wanted == "largest" else {"first": 0}.get(wanted, len(ranks) - 1)
+    beside = [overhead_bytes(spec, each, prices.software) for each in range(len(ranks))]
+    counted = counted_bytes(ranks[rank], beside[rank], case.measured, prices.software)
+    return Prediction(step.seconds, counted, _fits(ranks[largest], beside[largest], prices))
 
 
 def checked_prediction(case: Case) -> Prediction:
@@ -85,16 +89,17 @@ def host_update_seconds(spec: StepSpec, device: Device) -> float:
     return max(rows) * HOST_UPDATE_BYTES / device.host_link_bytes_per_second
 
 
-def counted_bytes(held: int, measured: MeasuredStep, profile: SoftwareProfile) -> float:
-    """The part of a device's memory that the case's figure counts: the allocator's peak, live or reserved, or all of it."""
+def counted_bytes(held: int, beside: int, measured: MeasuredStep, profile: SoftwareProfile) -> float:
+    """The part of a device's memory that the case's figure counts: the allocator's peak, live or reserved, or all of it. `beside`:
+    the context and communicators."""
     if measured.memory_counts == "device":
         return float(held)
-    reserved = max(1.0, held - profile.context_bytes)
+    reserved = max(1.0, held - beside)
     return reserved if measured.memory_counts == "reserved" else reserved / (1 + profile.fragmentation)
 
 
-def _fits(held: int, prices: Prices) -> bool:
+def _fits(held: int, beside: int, prices: Prices) -> bool:
     """An allocator that runs out gives back the blocks that it holds free: what is live and the context must have room."""
     profile = prices.software
-    live = (held - profile.context_bytes) / (1 + profile.fragmentation)
-    return live + profile.context_bytes <= prices.cluster.device.memory_bytes
+    live = (held - beside) / (1 + profile.fragmentation)
+    return live + beside <= prices.cluster.device.memory_bytes
