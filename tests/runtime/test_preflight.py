@@ -19,11 +19,13 @@ from fourfold.runtime.preflight import (
     link_rates,
     measured_names,
     measures,
+    stated_levels,
 )
 from tests.support.parity_runs import run_table
 from tests.support.supervised import Supervised, write_run
 
 BYTES = 10**9
+CHANGES = ("run.preflight=true", "layout.pp=2", "cluster.preset=dgx-h100")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -57,13 +59,21 @@ def test_a_slow_rank_shows_on_its_neighbours_links_and_a_slow_link_on_none_besid
 def test_links_stand_beside_the_figure_of_the_level_at_which_their_ends_meet() -> None:
     cluster = load_cluster("dgx-h100:16")
     layout = layout_of(16, dp_replicate=2, dp_shard=8)
-    outside, inside = link_rates([[0.02, 0.0025]] * 16, ["dp_replicate", "dp_shard"], layout, BYTES, cluster)
-    inner, outer = (level.device_bytes_per_second for level in cluster.levels[:2])
+    levels = stated_levels([[level.devices, level.device_bytes_per_second] for level in cluster.levels])
+    outside, inside = link_rates([[0.02, 0.0025]] * 16, ["dp_replicate", "dp_shard"], layout, BYTES, levels)
+    (_, inner), (_, outer) = levels[:2]
     assert (outside.stated, inside.stated) == (outer, inner)
     assert not outside.is_slow
     assert replace(outside, bytes_per_second=0.3 * outer, slowest=0.3 * outer).is_slow, (
         "all links alike, beside the file's"
     )
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, "levels", [[8]], [[0, 1e9]], [[8, "fast"]], [[8, -1.0]], [[8, float("inf")]], {}]
+)
+def test_a_damaged_list_of_levels_is_none(damaged: object) -> None:
+    assert stated_levels(damaged) == []
 
 
 def test_transfers_between_stages_are_links_too() -> None:
@@ -91,10 +101,11 @@ def test_when_a_run_measures(stated: bool | None, device: torch.device, ranks: i
 
 
 def test_a_run_says_what_its_links_carry(tmp_path: Path) -> None:
-    with Supervised(write_run(tmp_path, 2), tmp_path / "run", "run.preflight=true", "layout.pp=2") as run:
+    with Supervised(write_run(tmp_path, 2), tmp_path / "run", *CHANGES) as run:
         assert run.finish() == 0, run.printed
         (found,) = run.events("preflight")
     assert set(found["bytes_per_second"]) == {"pp", TRANSFERS}
     assert all(rate > MESSAGE_BYTES["cpu"] / 60 for rate in found["bytes_per_second"].values())
     assert "links: pp " in run.printed
+    assert "(the cluster's file: " in run.printed
     assert isinstance(LinkRate("pp", 1.0, 1.0, 0, 1, None).text(), str)

@@ -1,6 +1,7 @@
 """All that can fail before a rank starts: config, data, layout, proof, memory; then the run's folder is written."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.hardware import THIS, load_cluster
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
 from fourfold.launch.host_memory import host_line, host_need
@@ -58,9 +60,23 @@ class ReadyRun:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
         table: dict[str, Any] = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
         table |= {"tokens": self.tokens, KEY: asdict(self.owner)}
+        if levels := _levels(self.resolved.config):
+            table["levels"] = levels
         if self.former_roots:
             table[FORMER_ROOTS] = [str(path) for path in self.former_roots]
         return {**table, "start": start} if start is not None else table
+
+
+def _levels(config: RunConfig) -> list[list[float]]:
+    """(devices that it joins, bytes a second of one of them) of each interconnect level of `cluster.preset`: what ranks hold their
+    links' rates against. Empty where the run file states no cluster, or it is not there any more."""
+    if config.cluster.preset == THIS:
+        return []
+    with suppress(UserError):
+        return [
+            [level.devices, level.device_bytes_per_second] for level in load_cluster(config.cluster.preset).all_levels
+        ]
+    return []
 
 
 def finished_at(folder: RunFolder, config: RunConfig) -> int | None:

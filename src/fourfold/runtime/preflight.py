@@ -7,12 +7,12 @@ step. A slow link holds up both of its ends, and no rank beside them: its time i
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from statistics import median
+from typing import Any
 
 import torch
 
-from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.links import neighbours
@@ -28,8 +28,8 @@ _SLOW = 0.5
 
 @dataclass(frozen=True)
 class LinkRate:
-    """What a rank sends to the next of its group, in bytes a second: on the median link, and on the slowest, from `sender` to
-    `receiver`. `stated`: as the cluster's file has it, None where it has none."""
+    """Rates at which ranks send to the next of their group, in bytes a second: of the median link, and of the slowest, which goes
+    from `sender` to `receiver`. `stated`: as the cluster's file has it, None where it has none."""
 
     axes: str
     bytes_per_second: float
@@ -107,9 +107,9 @@ def link_rates(
     names: Sequence[str],
     layout: Layout,
     message_bytes: int,
-    cluster: Cluster | None = None,
+    levels: Sequence[tuple[int, float]] = (),
 ) -> list[LinkRate]:
-    """What all ranks measured, by rank and name, as rates of links."""
+    """Rates of links, from what all ranks measured, by rank and name. `levels`: as in `stated_levels`."""
     found = []
     for place, name in enumerate(names):
         links = {
@@ -118,13 +118,21 @@ def link_rates(
             for sender, receiver in _links(name, ranks, layout)
         }
         slowest = min(links, key=lambda link: links[link])
-        stated = _stated(slowest, cluster) if cluster is not None else None
+        stated = _stated(slowest, levels)
         found.append(LinkRate(name, median(links.values()), links[slowest], *slowest, stated))
     return found
 
 
-def _stated(link: tuple[int, int], cluster: Cluster) -> float | None:
+def stated_levels(table: Any) -> list[tuple[int, float]]:
+    """(devices that it joins, bytes a second of one of them) of each interconnect level, innermost first, as the run's `data.json`
+    has them; empty where it has no such list."""
+    try:
+        found = [(int(devices), float(rate)) for devices, rate in table]
+    except (TypeError, ValueError, OverflowError):
+        return []
+    return found if all(devices > 0 and 0 < rate < inf for devices, rate in found) else []
+
+
+def _stated(link: tuple[int, int], levels: Sequence[tuple[int, float]]) -> float | None:
     """The bytes a second that a device may send through the level at which two devices meet."""
-    met = (each for each in cluster.levels if link[0] // each.devices == link[1] // each.devices)
-    level = next(met, None)
-    return level.device_bytes_per_second if level is not None else None
+    return next((rate for devices, rate in levels if link[0] // devices == link[1] // devices), None)

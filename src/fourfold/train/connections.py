@@ -8,16 +8,16 @@ import torch
 import torch.distributed as dist
 
 from fourfold.config import RunConfig
-from fourfold.hardware import load_cluster
 from fourfold.program import Program, StepSpec
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from fourfold.runtime.first_calls import AnswerDeadline, first_calls, kinds_of
 from fourfold.runtime.links import TorchLink
 from fourfold.runtime.parallel import groups_of
-from fourfold.runtime.preflight import MESSAGE_BYTES, link_rates, measured_names, measures, ring_seconds
+from fourfold.runtime.preflight import MESSAGE_BYTES, link_rates, measured_names, measures, ring_seconds, stated_levels
 from fourfold.runtime.progress import ProgressBoard, read_positions
 from fourfold.train.metrics import append_event
 from fourfold.train.session import RankContext
+from fourfold.train.state import run_data
 
 
 def connected_groups(
@@ -36,13 +36,11 @@ def connected_groups(
         world = TorchLink(dist.group.WORLD, device.type == "cuda")
         answers.connect(first_calls(groups, names, spec.layout, rank, kinds_of(programs), device, world))
     if measures(config.run.preflight, device, context.world_size):
-        _preflight(config, spec, groups, context, out)
+        _preflight(spec, groups, context, out)
     return groups
 
 
-def _preflight(
-    config: RunConfig, spec: StepSpec, groups: dict[str, AxisGroup], context: RankContext, out: Path
-) -> None:
+def _preflight(spec: StepSpec, groups: dict[str, AxisGroup], context: RankContext, out: Path) -> None:
     """Measures, and says what it found."""
     names, device = measured_names(groups_of(spec), spec.layout), context.device
     own = torch.tensor(ring_seconds(groups, names, spec.layout, device), dtype=torch.float64, device=device)
@@ -50,7 +48,7 @@ def _preflight(
     of_all[context.rank] = own
     dist.all_reduce(of_all)
     if context.rank == 0:
-        cluster = load_cluster(config.cluster.preset) if config.cluster.preset != "this" else None
-        rates = link_rates(of_all.tolist(), names, spec.layout, MESSAGE_BYTES[device.type], cluster)
+        levels = stated_levels(run_data(out).get("levels"))
+        rates = link_rates(of_all.tolist(), names, spec.layout, MESSAGE_BYTES[device.type], levels)
         links = {each.axes: each.bytes_per_second for each in rates}
         append_event(out, "preflight", message="; ".join(each.text() for each in rates), bytes_per_second=links)
