@@ -17,7 +17,9 @@ OUTSIDE = (
     "model/own/trace.py",
     "runtime/allocator.py",
     "runtime/clock.py",
+    "runtime/first_calls.py",
     "runtime/initialize.py",
+    "runtime/preflight.py",
     "runtime/progress.py",
     "runtime/tracker.py",
 )
@@ -31,6 +33,7 @@ ALLOWED = {
     ("runtime/corruption.py", "_blame", "tolist"): "where replicas differ: the step is not finished",
     ("runtime/device.py", "read_back", "tolist"): "the one wait of a step, at its end",
     ("runtime/device.py", "to_device", "to"): "from pinned memory, without waiting",
+    ("runtime/device_progress.py", "__init__", "numpy"): "a view of the host's own memory, once",
     ("runtime/executor.py", "_clip_norm", "item"): "on a processor alone, whose values are there",
     ("runtime/executor.py", "_skips", "item"): "on a processor alone, whose values are there",
     ("runtime/finite.py", "first_bad", "tolist"): "after a step that is skipped",

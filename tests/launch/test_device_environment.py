@@ -1,4 +1,4 @@
-"""What starts ranks gives them the variables of their devices, and leaves those that a person has set."""
+"""Launchers of ranks give them the variables of their devices, and leave those that a person has set."""
 
 import subprocess
 from pathlib import Path

@@ -180,7 +180,7 @@ class _BlockingLinks:
 
 
 def first_used(spec: StepSpec, rank: int) -> Iterator[Communicator]:
-    """What a rank's programs would connect within the step, in their order."""
+    """Communicators that a rank's programs would connect within the step, in their order."""
     found = set()
     for program in own_programs(spec, rank):
         for step in program.instructions:
@@ -195,7 +195,7 @@ def first_used(spec: StepSpec, rank: int) -> Iterator[Communicator]:
 
 
 def connected(spec: StepSpec, rank: int) -> list[Communicator]:
-    """What a rank connects before its first step, in order."""
+    """Communicators that a rank connects before its first step, in order."""
     called: list[Communicator] = []
     groups = bind_groups(spec.layout, rank, groups_of(spec), _BlockingLinks(called), {})
     kinds = kinds_of(own_programs(spec, rank))

@@ -15,6 +15,7 @@ from fourfold.runtime.progress import (
     NOWHERE,
     SAVING,
     TRAINING,
+    WRITING,
     ProgressBoard,
     clear_positions,
     describe_save_wait,
@@ -68,6 +69,29 @@ def test_every_rank_has_a_record_of_its_own(tmp_path: Path) -> None:
         positions = read_positions(tmp_path)
         assert len(positions) == 200
         assert {place: each.step for place, each in enumerate(positions) if each != NOWHERE} == steps
+
+
+def test_a_device_stands_where_it_is_and_not_where_its_host_is(tmp_path: Path) -> None:
+    """What a thread found of a program before is not said of the one that runs now."""
+    clear_positions(tmp_path, 1)
+    board, program = ProgressBoard(tmp_path, 0, has_device=True), lower_step(make_view(dp_shard=2, zero=3))
+    (place,) = read_positions(tmp_path)
+    assert (place.completed, place.at) == (-1, 0)
+    board.enter(TRAINING, 5, program)
+    board.record(20)
+    before = board.epoch
+    board.complete(7, 0.5, before)
+    (place,) = read_positions(tmp_path)
+    assert (place.counter, place.completed, place.at, place.is_issued_ahead) == (20, 7, 7, True)
+    assert place.busy_seconds == 0.5
+    board.enter(TRAINING, 6, program)
+    board.complete(9, 0.5, before)
+    (place,) = read_positions(tmp_path)
+    assert (place.step, place.completed, place.busy_seconds) == (6, 0, 0.5)
+    board.enter(SAVING, 6)
+    board.saves(WRITING)
+    (place,) = read_positions(tmp_path)
+    assert (place.completed, place.save) == (-1, WRITING)
 
 
 def test_who_has_not_come_to_a_save_is_named() -> None:

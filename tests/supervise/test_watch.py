@@ -59,6 +59,20 @@ def test_a_rank_too_busy_to_say_where_it_is_computes_without_end() -> None:
     assert (verdict.rank, verdict.cause, verdict.instruction) == (1, "looping", "C")
 
 
+@pytest.mark.parametrize(
+    ("stated", "transport", "seconds", "told"),
+    [(None, "exchange", 5.0, 0), (None, "native", 90.0, 1), (7.0, "native", 7.0, 0), (0.0, "native", 0.0, 0)],
+)
+def test_the_limit_of_a_hang_depends_on_where_ranks_compute(
+    stated: float | None, transport: str, seconds: float, told: int
+) -> None:
+    """A link may be away for tens of seconds, and NCCL gets over that; where it is a default on CUDA, the launch says so."""
+    resolved = resolve_run(parse_run({**RUN, "faults": {"stall_seconds": stated}}), 2, 320, transport)  # type: ignore[arg-type]
+    watching = watch.Watch(resolved.config.faults, 600.0, Blame(resolved))
+    assert watching.stall_seconds == seconds
+    assert [line.split()[1] for line in watching.notes()] == ["90,"] * told
+
+
 class TwoRanks:
     """Ranks of which 0 waits for 1 from second 0 on, while 1 reads its data and stands still from second 0.3 on."""
 

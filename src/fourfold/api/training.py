@@ -206,7 +206,7 @@ def train_locally(
         )
         if quiet:
             return TrainingEnd(ready, state, launch())
-        for line in (*ready.warnings, *watch.said()):
+        for line in (*ready.warnings, *watch.notes()):
             write_plain(line)
         with _display(state) as shown:
             return TrainingEnd(ready, state, launch(on_tick=shown.update, on_notice=shown.notice))

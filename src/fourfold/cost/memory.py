@@ -126,7 +126,7 @@ def reserved_bytes(peak: int, software: SoftwareProfile) -> int:
 
 
 def overhead_bytes(spec: StepSpec, pp_rank: int, software: SoftwareProfile) -> int:
-    """What a process takes beside what its allocator reserves: its context, and its communicators."""
+    """Memory of a process beside what its allocator reserves: its context, and its communicators."""
     return int(software.context_bytes) + int(software.communicator_bytes) * num_communicators(spec, pp_rank)
 
 

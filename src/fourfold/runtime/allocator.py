@@ -1,5 +1,5 @@
-"""What a rank's process tells the libraries below it before their first use: the C library's allocator, since a step frees and
-allocates the same large buffers again and again; and by variables, CUDA, NCCL and PyTorch's allocator on a device.
+"""Settings of the libraries below a rank's process before their first use: of the C library's allocator, since a step frees and
+allocates the same large buffers again and again; and by variables, of CUDA, NCCL and PyTorch's allocator on a device.
 
 Variables are read once, from the environment alone: no call sets them later. Launchers give them to what becomes a rank; whatever a
 person has set stays as it is.

@@ -115,7 +115,7 @@ class LinkMaker(Protocol):
         ...
 
     def pipeline(self, layout: Layout, rank: int, link: Link | None) -> Link:
-        """What carries the transfers between neighbours of a pipeline. `link`: of its ranks, where their collectives have one."""
+        """The link of the transfers between neighbours of a pipeline. `link`: of its ranks, where their collectives have one."""
         ...
 
 

@@ -26,8 +26,8 @@ _COUNTER = struct.Struct("<qdd")
 _TIMES, _COMPLETED, _SAVE = struct.Struct("<dd"), struct.Struct("<q"), struct.Struct("<i")
 _TIMES_AT, _COMPLETED_AT, _SAVE_AT = 16, 48, 56
 """Places of a record that other threads than the main one write. One more is written than was completed: 0 is no device."""
-WRITING, MEETING = 1, 2
-"""What a save that is under way does: this rank's own part, or waiting for all ranks; 0: none is under way."""
+WRITING, WAITING = 1, 2
+"""States of a save under way: this rank does its own part, or waits for all ranks; 0: none is under way."""
 FILES = "progress*.bin"
 MOST_RANKS, MOST_FILES = 2**18, 2**16
 """Records of a file, and files, that are read at most."""
@@ -50,7 +50,7 @@ class Position:
     """Where a rank was last seen: step, index of the instruction that its host has come to, Unix time, and `kind`. `busy_seconds`:
     spent in instructions that wait for no other rank. `pid`: its process, 0 before it has reported, on the machine that `host`
     names. `completed`: how many instructions its device has completed, where its host only issues them; -1 where the host itself
-    computes. `save`: of the save under way, `WRITING` or `MEETING`."""
+    computes. `save`: of the save under way, `WRITING` or `WAITING`."""
 
     step: int
     counter: int

@@ -12,11 +12,11 @@ from fourfold.runtime.progress import (
     COPYING,
     ENDED,
     EVALUATING,
-    MEETING,
     READING,
     SAVING,
     STARTING,
     TRAINING,
+    WAITING,
     WRITING,
     Position,
     entry_of,
@@ -163,7 +163,7 @@ class Blame:
         """For whom a rank waits, where it stands now. Empty: for nobody."""
         own = seen[rank]
         place = own.position
-        if is_stopped(own.state) or (own.is_in_communication is False and place.save != MEETING):
+        if is_stopped(own.state) or (own.is_in_communication is False and place.save != WAITING):
             return []
         if place.kind == SAVING:
             return self._save_waits(rank, seen) if place.save != WRITING else []

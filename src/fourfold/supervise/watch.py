@@ -61,7 +61,7 @@ class Watch:
     blame: Blame
     longest: dict[int, float] = field(default_factory=dict)
     """By the kind of a position: the longest time that a rank stood still and then got on."""
-    whole: dict[int, float] = field(default_factory=dict)
+    longest_step: dict[int, float] = field(default_factory=dict)
     """By the kind of a position: the longest time that a device took for a step or an evaluation."""
     _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
     _looked: float = 0.0
@@ -74,7 +74,7 @@ class Watch:
         """`faults.stall_seconds`, or its default where the ranks compute. 0: nobody watches."""
         return self.faults.stall_limit(self.blame.on_device)
 
-    def said(self) -> list[str]:
+    def notes(self) -> list[str]:
         """A line on the limit, where it is neither the run file's nor that of processors."""
         if self.faults.stall_seconds is not None or not self.blame.on_device:
             return []
@@ -148,7 +148,7 @@ class Watch:
         """Takes note of how long a step or an evaluation took that has ended on a device."""
         if own.place[1] in (TRAINING, EVALUATING) and own.place[3] >= 0:
             kind = own.place[1]
-            self.whole[kind] = max(self.whole.get(kind, 0.0), self._looked - own.begun)
+            self.longest_step[kind] = max(self.longest_step.get(kind, 0.0), self._looked - own.begun)
 
     def _has_vanished(self, rank: int, seen: Observation) -> bool:
         """Whether a rank that had a place, and was not stopped, has none any more."""
@@ -163,11 +163,11 @@ class Watch:
         if self._has_vanished(rank, seen):
             return first
         is_step = position.kind in (TRAINING, READING)
-        if position.kind not in (self.whole if position.completed >= 0 else self.longest):
+        if position.kind not in (self.longest_step if position.completed >= 0 else self.longest):
             return first if is_step or position.kind == COPYING else self.timeout_seconds
         longest = _TIMES_LONGEST * self.longest[position.kind]
         if position.completed >= 0:
-            longest = max(longest, _TIMES_STEP * self.whole.get(position.kind, 0.0))
+            longest = max(longest, _TIMES_STEP * self.longest_step.get(position.kind, 0.0))
         if position.kind == SAVING:  # a save that begins may wait for the whole of the one before
             return max(self.timeout_seconds, longest)
         return _SHARE * max(stall, longest) if is_step else max(first, longest)

@@ -16,7 +16,7 @@ from fourfold.config import RunConfig
 from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
 from fourfold.runtime.pinned import host_tensors
-from fourfold.runtime.progress import MEETING, WRITING
+from fourfold.runtime.progress import WAITING, WRITING
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
@@ -72,7 +72,7 @@ class Saver:
         meet: Callable[[], None] = lambda: None,
         tell: Callable[[int], None] = lambda what: None,
     ) -> None:
-        """`tell`: called, by whatever thread saves, with what a save does now: `WRITING`, `MEETING`, or 0 for none."""
+        """`tell`: called, by whatever thread saves, with what a save does now: `WRITING`, `WAITING`, or 0 for none."""
         self._tell = tell
         self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
         self._rank, self._meet = rank, meet
@@ -162,7 +162,7 @@ class Saver:
         check: Callable[[], None] | None,
     ) -> None:
         def meet() -> None:
-            self._tell(MEETING)
+            self._tell(WAITING)
             synchronize()
             self._tell(WRITING)
 

@@ -8,7 +8,7 @@ KINDS = ("compute", "collective", "transfer", "host", "slow", "reader", "save", 
 
 @dataclass(frozen=True)
 class PlantedFault:
-    """What goes wrong on `rank` in step `step`, at instruction number `index` of its program.
+    """A fault on `rank` in step `step`, at instruction number `index` of its program.
 
     compute     a kernel of the instruction takes `seconds`
     collective  the host's call that starts a collective, or any other call to the network, does not return for so long

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from tests.support.fake_device.simulated_time import Signal, SimulatedTime
 
 
-class Meeting:
+class Rendezvous:
     """One call of a communicator: who has come, and when it is over."""
 
     def __init__(self, size: int) -> None:
@@ -19,19 +19,19 @@ class FakeNetwork:
 
     def __init__(self, time: SimulatedTime) -> None:
         self._time = time
-        self._meetings: dict[Hashable, Meeting] = {}
+        self._rendezvous: dict[Hashable, Rendezvous] = {}
         self._calls: Counter[Hashable] = Counter()
 
-    def call(self, rank: int, communicator: Hashable, size: int) -> Meeting:
+    def call(self, rank: int, communicator: Hashable, size: int) -> Rendezvous:
         """The next call of a rank on a communicator."""
         self._calls[rank, communicator] += 1
         key = communicator, self._calls[rank, communicator]
-        return self._meetings.setdefault(key, Meeting(size))
+        return self._rendezvous.setdefault(key, Rendezvous(size))
 
-    def join(self, meeting: Meeting, seconds: float) -> None:
-        """Of a stream's thread: returns when the call is over."""
-        meeting.come += 1
-        if meeting.come == meeting.size:
-            self._time.sleep(seconds + meeting.extra)
-            self._time.fire(meeting.over)
-        self._time.wait(meeting.over)
+    def join(self, rendezvous: Rendezvous, seconds: float) -> None:
+        """Lets a stream's thread wait until the call is over."""
+        rendezvous.come += 1
+        if rendezvous.come == rendezvous.size:
+            self._time.sleep(seconds + rendezvous.extra)
+            self._time.fire(rendezvous.over)
+        self._time.wait(rendezvous.over)

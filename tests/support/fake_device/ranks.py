@@ -13,10 +13,10 @@ from fourfold.program.instruction import HOST_COPIES, SENDS, STARTS
 from fourfold.runtime import progress
 from fourfold.runtime.device_progress import DeviceProgress
 from fourfold.runtime.progress import (
-    MEETING,
     READING,
     SAVING,
     TRAINING,
+    WAITING,
     WRITING,
     ProgressBoard,
     clear_positions,
@@ -183,14 +183,14 @@ class FakeRank:
                 communicator: tuple[object, ...] = ("transfer", *ends)
             else:
                 communicator = (name, members)
-            meeting = self.run.network.call(self.rank, communicator, 2 if step.peer is not None else len(members))
-            meeting.extra += late.seconds if late is not None else 0.0
+            rendezvous = self.run.network.call(self.rank, communicator, 2 if step.peer is not None else len(members))
+            rendezvous.extra += late.seconds if late is not None else 0.0
             stream = self.device.stream(str(communicator))
             if before is None:  # else its first phase
                 before = self.device.event()
                 before.record()
             stream.wait_event(before)
-            stream.launch(partial(self.run.network.join, meeting, _CALL_SECONDS))
+            stream.launch(partial(self.run.network.join, rendezvous, _CALL_SECONDS))
             before = self.device.event()
             before.record(stream)
         assert before is not None
@@ -240,7 +240,7 @@ class FakeRank:
         if not self.run.is_beside:
             self.calls = _STORAGE
         self.time.sleep(hung.seconds if hung is not None else _SAVE_SECONDS)
-        self.board.saves(MEETING)
+        self.board.saves(WAITING)
         if not self.run.is_beside:
             self.calls = _BARRIER
         self.run.network.join(self.run.network.call(self.rank, "save", self.run.layout.world_size), _CALL_SECONDS)

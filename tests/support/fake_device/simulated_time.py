@@ -59,14 +59,14 @@ class SimulatedTime:
         self._ready.append(self._tasks[-1])
 
     def sleep(self, seconds: float) -> None:
-        """Of the current thread; `inf`: for ever."""
+        """Lets the current thread wait; `inf`: for ever."""
         self._order += 1
         if seconds < float("inf"):
             heapq.heappush(self._sleeping, (self.now + seconds, self._order, self._running))
         self._yield()
 
     def wait(self, signal: Signal) -> None:
-        """Of the current thread, until the signal is fired."""
+        """Lets the current thread wait until the signal is fired."""
         if not signal.is_fired:
             signal.waiting.append(self._running)
             self._yield()

@@ -38,7 +38,7 @@ class Event:
 
     @property
     def passed(self) -> Signal:
-        """Of its newest record."""
+        """The signal of its newest record."""
         return self._passed
 
 
