@@ -72,7 +72,7 @@ def test_every_rank_has_a_record_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_device_stands_where_it_is_and_not_where_its_host_is(tmp_path: Path) -> None:
-    """What a thread found of a program before is not said of the one that runs now."""
+    """A thread that looked at the program before says nothing of the one that runs now."""
     clear_positions(tmp_path, 1)
     board, program = ProgressBoard(tmp_path, 0, has_device=True), lower_step(make_view(dp_shard=2, zero=3))
     (place,) = read_positions(tmp_path)

@@ -146,6 +146,22 @@ def test_steps_that_take_long_raise_no_alarm(tmp_path: Path, layout: str, graphs
     assert fake.stragglers == []
 
 
+@pytest.mark.parametrize("stall", [None, 5.0])
+def test_a_wait_for_a_full_step_raises_no_alarm(tmp_path: Path, stall: float | None) -> None:
+    """A replay that says nothing of where it is: the host stands at its end for all of it."""
+    fake = FakeRun(resolved("sharded", stall_seconds=stall), tmp_path, graphs=True, marked=False)
+    assert fake.run(1000) is None, fake.verdicts
+    assert min(fake.steps) >= 25
+
+
+def test_a_replay_that_hangs_is_not_blamed_on_the_first_rank_for_want_of_knowledge(tmp_path: Path) -> None:
+    run = resolved("sharded")
+    fault = PlantedFault("compute", 2, 6, place(run, 2, "compute", 6))
+    found = FakeRun(run, tmp_path, [fault], graphs=True, marked=False).run(1000)
+    assert found is not None
+    assert (found.rank, found.cause) == (2, "hung") or "none of them can be told from the others" in found.message
+
+
 @pytest.mark.parametrize("seconds", [40.0, 70.0])
 def test_a_link_that_flaps_raises_no_alarm(tmp_path: Path, seconds: float) -> None:
     run = resolved("pipeline")

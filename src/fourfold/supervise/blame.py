@@ -142,13 +142,17 @@ class Blame:
         chain = [line for other in range(len(seen)) if other != rank for line in self._told(other, seen)]
         more = [f"and {len(chain) - _SHOWN} more"] if len(chain) > _SHOWN else []
         position = seen[rank].position
-        alike = [other for other, each in enumerate(seen) if cause == "lost" and each.key == seen[rank].key]
+        alike = [
+            other for other in waits if seen[other].key == seen[rank].key and bool(waits[other]) == bool(waits[rank])
+        ]
         met = (
             [f"rank {wait.member} ({wait.group})" for wait in waits[rank] if not wait.passed] if cause == "lost" else []
         )
         ends = [f"it was to meet {', '.join(list(dict.fromkeys(met))[:_SHOWN])}"] if met else []
         tie = (
-            [f"{len(alike)} ranks stand there, and none of them can be told from the others"] if len(alike) > 1 else []
+            [f"{len(alike)} ranks stand there, and none of them can be told from the others"]
+            if len(alike) > 1 and cause in ("hung", "lost")
+            else []
         )
         message = "; ".join(
             [f"rank {rank} {words[cause]} at {self.place(position, rank)}", *ends, *tie, *chain[:_SHOWN], *more]

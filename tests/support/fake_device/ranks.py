@@ -55,6 +55,8 @@ class FakeRun:
     graphs: bool = False
     saves: int = 0
     is_beside: bool = False
+    marked: bool = True
+    """Whether replayed steps say where they are."""
     asked: bool = True
     """Whether hosts answer when they are asked for their calls."""
     time: SimulatedTime = field(default_factory=SimulatedTime)
@@ -217,7 +219,9 @@ class FakeRank:
             self.mark.captures = False
         self.progress.replay()
         self.device.in_graph = True
-        self._issue(steps, lambda index: self.mark.write(index) if index in self.mark.captured else None)
+        self._issue(
+            steps, lambda index: self.mark.write(index) if index in self.mark.captured and self.run.marked else None
+        )
         self.device.in_graph = False
 
     def _save(self) -> None:
