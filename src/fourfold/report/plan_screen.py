@@ -78,7 +78,7 @@ def _training(run: Campaign) -> str:
     cost = f", {format_dollars(run.dollars)}" if run.dollars is not None and isfinite(run.dollars) else ""
     text = f"{format_count(run.tokens)} tokens: {duration(run.training_seconds)} of training"
     if run.failures is None:
-        return f"{text}{cost}; no failure rate is known: --failure-hours"
+        return f"{text}{cost}; no failure rate: --failure-hours"
     return f"{text}, {duration(run.seconds)} with a failure every {duration(run.failures.mean_seconds)}{cost}"
 
 
