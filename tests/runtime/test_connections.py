@@ -15,7 +15,7 @@ from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import Program, StepSpec, lower_pipeline, resolve_step
-from fourfold.program.communicators import num_communicators
+from fourfold.program.communicators import fewest_communicators, num_communicators
 from fourfold.program.instruction import SENDS, TRANSFERS
 from fourfold.runtime.collectives import AxisGroup, bind_groups, make_groups
 from fourfold.runtime.first_calls import FirstCall, first_calls, kinds_of
@@ -91,6 +91,7 @@ def test_communicators_are_as_many_as_sets_of_ranks(name: str) -> None:
         assert sorted(made) == expected
         assert all(len(ranks) > 1 for ranks in made)
         assert num_communicators(spec, layout.pp_rank(rank)) == len(made) + 1, "as planners count them"
+        assert 1 <= fewest_communicators("native", layout.world_size, layout.pp, layout.tp) <= len(made) + 1
         assert {group.ranks for group in groups.values() if group.link.process_group is not None} | {everybody} == (
             sets_of_ranks(spec, rank)
         )

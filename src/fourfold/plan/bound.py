@@ -20,6 +20,7 @@ from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.optimizer_costs import OptimizerCosts
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
+from fourfold.program.communicators import fewest_communicators
 from fourfold.program.schedule import usual_schedule
 
 EVEN_SHARE = 0.95
@@ -345,4 +346,5 @@ class Bounder:
         peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
         transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
         held = share * (values + np.where(leave, 0.0, states) + peak) + transient
-        return held * (1 + software.fragmentation) + software.context_bytes, states
+        connected = fewest_communicators(request.transport, request.devices, pp, shape.tp) * software.communicator_bytes
+        return held * (1 + software.fragmentation) + software.context_bytes + connected, states

@@ -6,11 +6,12 @@ where they have the same ranks, whatever axes name them: `cp` and `cp_ring` wher
 """
 
 from itertools import pairwise
+from typing import Any
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import VIEWS
 from fourfold.model.spec import Domain
-from fourfold.program.spec import StepSpec
+from fourfold.program.spec import StepSpec, Transport
 from fourfold.program.totals import data_axes, loss_axes, norm_axes, router_axes
 from fourfold.program.view import ties_stages
 
@@ -27,6 +28,13 @@ def num_communicators(spec: StepSpec, pp_rank: int) -> int:
     tied = ties_stages(spec) and pp_rank in layout.tied_ranks and layout.pp > 2
     pairs = {frozenset(pair) for pair in pairwise(layout.stage_ranks) if pair[0] != pair[1] and pp_rank in pair}
     return len(groups - {()}) + tied + 2 * len(pairs)
+
+
+def fewest_communicators(transport: Transport, devices: int, pp: Any, tp: int) -> Any:
+    """As few as a layout of these degrees may have, for a number of stages or an array of them: of all ranks, of tp, of the
+    ranks that read different tokens, and to one neighbour either way."""
+    inner, is_connected = pp * tp, transport == "native" and devices > 1
+    return is_connected * (1 + (1 < tp < devices) + ((inner > 1) & (inner < devices)) + 2 * (pp > 1))
 
 
 def _summed(spec: StepSpec) -> set[tuple[str, ...]]:
