@@ -22,7 +22,7 @@ from tests.plan.test_pricer import LAYOUT
 
 @pytest.fixture(scope="module")
 def asked() -> Request:
-    return replace(request(16, 64), memory_bytes=int(8e9))
+    return replace(request(16, 64), memory_bytes=int(10e9))  # of them up to 1.9 GB for communicators
 
 
 @pytest.fixture(scope="module")
