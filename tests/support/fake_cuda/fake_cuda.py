@@ -257,6 +257,7 @@ def install(devices: int) -> None:
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: properties.name,
         "get_device_capability": lambda *_: (9, 0),
+        "is_current_stream_capturing": lambda: False,
         "current_stream": _current_stream,
         "default_stream": _current_stream,
         "stream": _stream,
