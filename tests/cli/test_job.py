@@ -16,7 +16,7 @@ def test_a_script_is_printed_and_notes_stand_beside_it(fourfold, here: Path) -> 
     assert done.code == 0
     assert done.out.startswith("#!/bin/bash\n")
     assert f"cd -- {here}" in done.out
-    assert f"train {here / 'run.toml'} --out runs/run" in done.out
+    assert f"train {here / 'run.toml'} --ranks 2 --out runs/run --nodes 2" in done.out
     assert "--partition" in done.err
     assert "checkpoint.every_steps" in done.err
 

@@ -186,7 +186,9 @@ def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> N
     found = document(fourfold, *LLAMA, "--software", "meta")
     assert found["software"] == "meta"
     assert found["step_seconds"] == document(fourfold, *LLAMA)["step_seconds"], "the preset's own"
-    assert document(fourfold, *LLAMA, "--software", "fourfold")["step_seconds"] != found["step_seconds"]
+    ours = fourfold("simulate", *LLAMA, "--software", "fourfold", "--json")
+    assert ours.code == 1, "its communicators leave too little memory for the published layout"
+    assert json.loads(ours.out)["step_seconds"] != found["step_seconds"]
 
 
 def test_a_published_figure_stands_beside_the_prediction(fourfold) -> None:

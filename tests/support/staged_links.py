@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.layout import Layout
+from fourfold.runtime.links import Link
 
 _TRANSFERS = 1 << 20
 
@@ -100,14 +101,21 @@ class _Summed:
 
 
 class StagedLinks:
-    """Makes them, over gloo groups of the processes that have joined the default one."""
+    """Makes them, over gloo groups of the processes that have joined the default one. Torch numbers groups, so that every rank
+    names those of others too."""
 
-    def link(self, axes: str, ranks: Sequence[int]) -> StagedLink:
-        minute = timedelta(seconds=60)
-        return StagedLink(dist.new_group(list(ranks), minute, "gloo", use_local_synchronization=True), len(ranks))
+    native, names_all = True, True
 
-    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> StagedLink:
-        return self.link("pp", ranks)
+    def link(self, axes: str, ranks: Sequence[int], rank: int) -> StagedLink | None:
+        group = dist.new_group(list(ranks), timedelta(seconds=60), "gloo")
+        return StagedLink(group, len(ranks)) if rank in ranks else None
+
+    def pipeline(self, layout: Layout, rank: int, link: Link | None) -> Link:
+        """The pipeline's own link; where its ranks sum nothing, one that is made for it."""
+        if link is not None:
+            return link
+        (own,) = filter(None, [self.link("pp", ranks, rank) for ranks in layout.groups(("pp",))])
+        return own
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_a_rank_that_draws_for_hours_is_not_taken_for_hung(tmp_path: Path, monke
     """Its position moves with every part, so that the watch counts no time against it."""
     board, ours, now = ProgressBoard(tmp_path, 0), Store(), 0.0
     drawing = barrier(ours, 1, record=board.record)
-    watch = Watch(FaultsSection(stall_seconds=5.0), LIMIT, None)  # type: ignore[arg-type]
+    watch = Watch(FaultsSection(stall_seconds=5.0), LIMIT, SimpleNamespace(on_device=False))  # type: ignore[arg-type]
     monkeypatch.setattr("time.monotonic", lambda: now)
 
     class Generation:

@@ -13,10 +13,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from fourfold.checkpoint import DamagedCheckpoint, read_manifest
-from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.config import FinalFailure, RunConfig, UserError
 from fourfold.flash import choice, remembered
 from fourfold.flash.choice import Backend
 from fourfold.train.trials import Trials
+
+_LETTERS = 120
+"""The most that a message has of one problem: torch's may fill a screen."""
 
 REPEATS = 3
 Kernels = TypeVar("Kernels")
@@ -121,7 +124,7 @@ def choose(
 ) -> Chosen[Backend]:
     """The back end of a run, the same on every rank, each of which calls this. `named`: by the run file, or `auto`; `recorded`: by
     its checkpoint, or empty; `measures`: whether back ends are compared. Raises `UserError` where the named one cannot be taken,
-    and `RunFailure` where one breaks this rank's device."""
+    and `FinalFailure` where none can; `trials` raises `RunFailure` where one breaks this rank's device."""
     backends, guard = contest.backends, trials or Trials()
 
     def examine(backend: Backend) -> str | None:
@@ -156,8 +159,10 @@ def choose(
         if _agreed_problem(examine, backends[name], ranks) is None:
             return Chosen(backends[name], f"the fastest, in ms of forward and backward: {times}")
         seconds[name] = float("inf")
-    raise RunFailure(
-        f"no back end computes this run's {contest.work}: {problems or 'those known from before fail now'}"
+    why = "; ".join(f"{name}: {(problem or '')[:_LETTERS]}" for name, problem in problems.items())
+    raise FinalFailure(
+        f"no back end computes this run's {contest.work}: {why or 'those known from before fail now'}; what works: another "
+        f"precision.compute or run.device"
     )
 
 
