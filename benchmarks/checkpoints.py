@@ -20,11 +20,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed import HashStore
 
 from fourfold.checkpoint.digests import default_hash
 from fourfold.config import RunConfig, parse_run
 from fourfold.launch.resolve import resolve_run
 from fourfold.program import RankView, rank_view
+from fourfold.rendezvous.barrier import StoreBarrier
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import build_units
 from fourfold.train import state
@@ -100,7 +102,9 @@ def side_by_side(own: State, pairs: int) -> dict[str, dict[str, float]]:
 
 def held_up(own: State, pairs: int) -> tuple[float, float]:
     """Median seconds for a GB: that a step stands still for a save beside training, and that a plain copy takes."""
-    saver = Saver(own.config, own.root, own.view, own.units, own.routers, 0)
+    saver = Saver(
+        own.config, own.root, own.view, own.units, own.routers, 0, StoreBarrier(HashStore(), "save", 1, 600.0)
+    )
     saver.wait()
     plain = {name: torch.zeros_like(tensor) for name, tensor in own.tensors.items()}
     held, copied = [], []

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from fourfold.checkpoint import SaveFailure, checkpoints, read_manifest, read_parameters, save
 from fourfold.config import parse_run
+from fourfold.rendezvous.barrier import StoreBarrier
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import build_units
 from fourfold.train import state
@@ -22,6 +24,7 @@ from tests.train.test_training import corpus, finish, lines, make_run, start_tra
 
 __all__ = ["corpus"]
 CPU = torch.device("cpu")
+ALONE = StoreBarrier(HashStore(), "save", 1, 600.0)
 
 
 def events(out: Path, name: str) -> list[dict[str, Any]]:
@@ -34,7 +37,7 @@ def saver(tmp_path: Path) -> tuple[Saver, dict]:
     config = parse_run({"model": DIMENSIONS, "batch": batch, "checkpoint": {"every_steps": 1, "keep": 9}})
     view = make_view()
     units = build_units(view, 0, config.optimizer, CPU, state.no_fill)
-    return Saver(config, tmp_path, view, units, Routers(view, [], CPU), 0), units
+    return Saver(config, tmp_path, view, units, Routers(view, [], CPU), 0, ALONE), units
 
 
 def slow_writes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -79,7 +82,7 @@ def test_a_slow_disk_holds_up_the_save_after_not_the_step(saver, monkeypatch: py
 def test_a_step_that_was_saved_beside_training_is_not_saved_again(saver) -> None:
     own, _ = saver
     own.begin(4, {"step": 4})
-    own.save(4, {"step": 4}, lambda: pytest.fail("saved again"))
+    own.save(4, {"step": 4}, lambda: pytest.fail("saved again"), lambda: None)
     assert [end.step for end in own.ended()] == [4]
 
 
@@ -95,7 +98,7 @@ def test_an_error_beside_training_is_that_of_a_save_which_training_waits_for(
     own.begin(1, {"step": 1})
     own.wait()
     (beside,) = own.ended()
-    own.save(1, {"step": 1}, lambda: None)
+    own.save(1, {"step": 1}, lambda: None, lambda: None)
     (waited,) = own.ended()
     assert isinstance(beside.error, SaveFailure)
     assert str(beside.error) == str(waited.error)
@@ -160,7 +163,7 @@ def test_the_save_under_way_is_awaited_by_the_last(saver, tmp_path: Path, monkey
     own, _ = saver
     slow_writes(monkeypatch, 0.4)
     own.begin(1, {"step": 1})
-    own.save(2, {"step": 2}, lambda: None)
+    own.save(2, {"step": 2}, lambda: None, lambda: None)
     assert [end.path.name for end in own.ended()] == ["step-000001", "step-000002"]
     assert len(checkpoints(tmp_path / "checkpoints")) == 2
 
@@ -172,3 +175,14 @@ def test_a_save_names_what_could_not_be_deleted(tmp_path: Path) -> None:
     assert told["message"] == f"{tmp_path}/.old-step-000005 could not be deleted; it takes room until it is"
     (tmp_path / ".old-step-000004").mkdir()
     assert "could not be deleted (and 1 more)" in SaveEnd(10, tmp_path / "step-000010").event()["message"]
+
+
+def test_a_save_says_that_it_gets_on_with_every_piece(
+    saver: tuple[Saver, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that wait for this one wait as long as it says so, however large the state and slow the storage."""
+    monkeypatch.setattr("fourfold.checkpoint.tensor_file.PIECE_BYTES", 1 << 10)
+    own, units = saver
+    pieces: list[int] = []
+    own.save(1, {"step": 1}, lambda: None, lambda: pieces.append(1))
+    assert len(pieces) >= sum(x.nbytes for unit in units.values() for x in unit.states.values()) >> 10

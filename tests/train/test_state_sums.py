@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import HashStore
 
 from fourfold.checkpoint import checkpoints, save
 from fourfold.config import RunConfig, RunFailure, parse_run
 from fourfold.program.instruction import Instruction, Op
+from fourfold.rendezvous.barrier import StoreBarrier
 from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, build_units
@@ -19,6 +21,7 @@ from fourfold.train.state_sums import StateSums, copy_check
 from tests.support.programs import DIMENSIONS, make_view
 
 CPU = torch.device("cpu")
+ALONE = StoreBarrier(HashStore(), "save", 1, 600.0)
 
 
 def run(every: int, **checkpoint: Any) -> RunConfig:
@@ -118,7 +121,7 @@ def test_a_copy_is_compared_wherever_the_original_lies(dtype: torch.dtype) -> No
 def test_a_copy_that_changes_while_it_is_written_is_no_checkpoint(tmp_path: Path, monkeypatch, every: int) -> None:
     config, view = run(every, every_steps=1, keep=9), make_view()
     units = build_units(view, 0, config.optimizer, CPU, state.no_fill)
-    saver = Saver(config, tmp_path, view, units, Routers(view, [], CPU), 0)
+    saver = Saver(config, tmp_path, view, units, Routers(view, [], CPU), 0, ALONE)
     original = save.write_tensors
     rots = True
 

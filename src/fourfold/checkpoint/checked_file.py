@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -32,12 +31,21 @@ CHUNKS = "chunk_digests"
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, chunk_hash: str | None = None
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    chunk_hash: str | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> FileDigest:
-    """Writes a rank's file, with `metadata` in its header, waits until it is on disk, and returns its length and digest. Raises
-    `OSError`."""
+    """Writes a rank's file, with `metadata` in its header, waits until it is on disk, and returns its length and digest. `advance`
+    is called after each piece. Raises `OSError`."""
+
+    def write(data: bytes | memoryview) -> None:
+        _write_all(file, data)
+        advance()
+
     with path.open("wb", buffering=0) as file:
-        result = emit_file(partial(_write_all, file), tensors, metadata, chunk_hash)
+        result = emit_file(write, tensors, metadata, chunk_hash)
         if not is_remote(path):
             os.fsync(file.fileno())
         return result

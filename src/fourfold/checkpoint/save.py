@@ -32,6 +32,8 @@ from fourfold.config.errors import open_files_advice
 from fourfold.layout import Layout
 
 _SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
+_CHECKED_CHUNKS = 1024
+"""Chunks that are read back before a rank says that it gets on: 256 MiB."""
 
 
 class SaveFailure(RunFailure):
@@ -59,6 +61,7 @@ def save_checkpoint(
     tensors: Mapping[str, Tensor] | None = None,
     fence: Callable[[], AbstractContextManager[None]] = nullcontext,
     check: Callable[[], None] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Path:
     """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
 
@@ -69,7 +72,8 @@ def save_checkpoint(
     files together; by default those of the units that rank 0 holds. `tensors`: copies of the tensors that this rank writes
     (`rank_tensors`), where the originals may change meanwhile. `synchronize`: a barrier over all ranks. `fence`: entered around the
     preparation and the commit; raises where other ranks took the place of these. `check`: called once this rank's
-    bytes are written; raises where they are not those of the state. `root` lies on a file system that all ranks share.
+    bytes are written; raises where they are not those of the state. `advance`: called as they
+    are written and read back. `root` lies on a file system that all ranks share.
 
     Afterwards all but the `keep` newest checkpoints are deleted, once this one was read back, so the disk holds `keep` + 1 for a
     while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are missing: then nothing
@@ -85,13 +89,13 @@ def save_checkpoint(
     synchronize()
     attempt = attempt_of(folder)
     if (own or extras) and attempt is not None:
-        failure.guard(lambda: write_part(folder, step, rank, own, extras, attempt, tensors, check))
+        failure.guard(lambda: write_part(folder, step, rank, own, extras, attempt, tensors, check, advance))
     synchronize()
     if rank == 0 and attempt is not None and attempt_of(folder) == attempt:
         failure.guard(lambda: commit(folder, step, info, attempt, layout_degrees(layout), units, fence))
     synchronize()
     if (own or extras) and _is_committed(folder, attempt) and len(folders.checkpoints(root)) > keep:
-        failure.guard(lambda: _read_back(folder, rank))  # before another is deleted
+        failure.guard(lambda: _read_back(folder, rank, advance))  # before another is deleted
     synchronize()
     complaint = None if _is_committed(folder, attempt) else _complain(folder, failure, needed_bytes)
     synchronize()
@@ -190,12 +194,13 @@ def write_part(
     attempt: str,
     tensors: Mapping[str, Tensor] | None,
     check: Callable[[], None] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> None:
     """This rank's tensors, then the record of them. Raises what `check` raises, and leaves no record."""
     tensors = rank_tensors(shards, extras) if tensors is None else tensors
     path = folders.aside(folder) / file_name(rank)
     try:
-        file = write_tensors(path, tensors, file_metadata(step, places(shards)))
+        file = write_tensors(path, tensors, file_metadata(step, places(shards)), None, advance)
     except OSError:
         path.unlink(missing_ok=True)  # makes room for the word that it failed
         raise
@@ -228,13 +233,15 @@ def commit(
         folders.move_into_place(folder)
 
 
-def _read_back(folder: Path, rank: int) -> None:
+def _read_back(folder: Path, rank: int, advance: Callable[[], None]) -> None:
     """Checks this rank's file as the disk has it. Where it is not as it was written, the folder is no checkpoint any more."""
     path = folder / file_name(rank)
     try:
         drop_from_cache(path)
         file = CheckedFile(path, read_manifest(folder).files[path.name], "it was written a moment ago")
-        file.verify(file.all_chunks)
+        for start in range(0, len(file.all_chunks), _CHECKED_CHUNKS):
+            file.verify(file.all_chunks[start : start + _CHECKED_CHUNKS])
+            advance()
     except RunFailure:
         with suppress(OSError):
             (folder / folders.MANIFEST).rename(folder / "damaged-manifest.json")

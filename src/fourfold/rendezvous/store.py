@@ -29,8 +29,8 @@ class SecretStore(dist.Store):
 
     def __init__(self, host: str, port: int, secret: bytes, timeout: timedelta, scope: str = "") -> None:
         super().__init__()
-        self._name, self._scope, self._seconds = f"{host}:{port}", scope, timeout.total_seconds()
-        self._connection = Connection(host, port, secret, self._seconds)
+        self._name, self._scope, self.seconds = f"{host}:{port}", scope, timeout.total_seconds()
+        self._connection = Connection(host, port, secret, self.seconds)
 
     def _fields(
         self, name: str, keys: Sequence[str], *values: str | bytes, seconds: float | None = None
@@ -92,7 +92,7 @@ class SecretStore(dist.Store):
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """The values of all keys, by one request, once all are there."""
-        return self._ask("get", keys, seconds=self._seconds)
+        return self._ask("get", keys, seconds=self.seconds)
 
     def add(self, key: str, value: int) -> int:
         return int(self._ask("add", [key], str(value))[0])
@@ -107,7 +107,7 @@ class SecretStore(dist.Store):
         return self._ask("check", keys)[0] == b"1"
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._ask("wait", keys, seconds=timeout.total_seconds() if timeout is not None else self._seconds)
+        self._ask("wait", keys, seconds=timeout.total_seconds() if timeout is not None else self.seconds)
 
     def delete_key(self, key: str) -> bool:
         return self._ask("delete", [key])[0] == b"1"

@@ -43,7 +43,6 @@ from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event
-from fourfold.train.patient_barrier import Starting
 from fourfold.train.peak import Peak
 from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
@@ -90,8 +89,7 @@ class Training:
         self.groups = connected_groups(self.config, self.spec, programs, context, self.board, out)
         self.memory = open_peer_memory(self.config, out, context, self.view)
         copy = self.memory.find() if self.memory is not None else None
-        self._starting = Starting(context, self.config.run.timeout_seconds, self.board)
-        starting = self._starting
+        starting = self._starting = context.barrier("parameters", self.board.record)
         resumption = Resumption(lambda: state.saved_steps(self.config, out), context, copy, starting.meet)
         released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
@@ -129,6 +127,7 @@ class Training:
         share_parameters(self.spec, self.units, self.groups)
         own = self.units, self.executor.routers, context.rank
         self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"), self.board.saves)
+        self._last_save = context.barrier("last save", self.board.record)
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
         self.peak_bytes: int | None = None
         self.sent_bytes: dict[str, int] = {}
@@ -311,7 +310,8 @@ class Training:
         if self.saver.beside_training and not last:
             self.saver.begin(self.step, info, partial(self.board.enter, COPYING, self.step))
         else:
-            self.saver.save(self.step, info, partial(save_barrier, self.context.rank, self.step, self.out))
+            meet = partial(save_barrier, self._last_save, self.context.rank, self.step, self.out)
+            self.saver.save(self.step, info, meet, self._last_save.advance)
 
     def _info(self) -> dict[str, Any]:
         """The counters that are saved beside the tensors."""

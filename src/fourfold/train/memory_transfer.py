@@ -34,7 +34,7 @@ class MemoryTransfer:
         self._timeout = timedelta(seconds=timeout_seconds)
         self._rank, self._world_size, self._device = context.rank, context.world_size, context.device
         self._pairs: dict[int, Any] = {}
-        self.meet = context.barrier("memory")
+        self.meet = context.barrier("memory").meet
         """Returns once every rank is here."""
 
     def connect(self, pairs: Iterable[tuple[int, int]]) -> None:

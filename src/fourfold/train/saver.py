@@ -15,6 +15,7 @@ from fourfold.checkpoint import SaveFailure, folders
 from fourfold.config import RunConfig
 from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
+from fourfold.rendezvous.barrier import StoreBarrier
 from fourfold.runtime.pinned import host_tensors
 from fourfold.runtime.progress import WAITING, WRITING
 from fourfold.runtime.routers import Routers
@@ -69,13 +70,13 @@ class Saver:
         units: Mapping[str, Unit],
         routers: Routers,
         rank: int,
-        meet: Callable[[], None] = lambda: None,
+        barrier: StoreBarrier,
         tell: Callable[[int], None] = lambda what: None,
     ) -> None:
         """`tell`: called, by whatever thread saves, with what a save does now: `WRITING`, `WAITING`, or 0 for none."""
         self._tell = tell
         self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
-        self._rank, self._meet = rank, meet
+        self._rank, self._barrier = rank, barrier
         self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
         self._host: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -104,18 +105,24 @@ class Saver:
         check = self._check(self._host)
         end.held_seconds = time.perf_counter() - end.begun
         self._pending = end
-        self._thread = threading.Thread(target=self._save, args=(end, info, self._meet, self._host, check), daemon=True)
+        self._thread = threading.Thread(
+            target=self._save,
+            args=(end, info, self._barrier.meet, self._barrier.advance, self._host, check),
+            daemon=True,
+        )
         self._thread.start()
 
-    def save(self, step: int, info: Mapping[str, Any], synchronize: Callable[[], None]) -> None:
+    def save(
+        self, step: int, info: Mapping[str, Any], synchronize: Callable[[], None], advance: Callable[[], None]
+    ) -> None:
         """Saves the state before step `step` before it returns, after the save under way, unless that one saved this step.
-        `synchronize`: a barrier."""
+        `synchronize`: a barrier. `advance`: says that this rank gets on to those that wait there."""
         end = SaveEnd(step)
         self.wait()
         if self._newest == step:
             return
         end.waited_seconds = time.perf_counter() - end.begun
-        self._save(end, info, synchronize, None, self._check(self._tensors()))
+        self._save(end, info, synchronize, advance, None, self._check(self._tensors()))
         end.held_seconds = end.seconds
         self._ended.append(end)
 
@@ -158,6 +165,7 @@ class Saver:
         end: SaveEnd,
         info: Mapping[str, Any],
         synchronize: Callable[[], None],
+        advance: Callable[[], None],
         copies: Mapping[str, Tensor] | None,
         check: Callable[[], None] | None,
     ) -> None:
@@ -170,7 +178,7 @@ class Saver:
         try:
             end.path = state.save(
                 self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, meet,
-                tensors=copies, check=check,
+                tensors=copies, check=check, advance=advance,
             )  # fmt: skip
             self._newest = end.step
         except Exception as error:

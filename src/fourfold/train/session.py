@@ -57,9 +57,9 @@ class RankContext:
         """A look whether a key of `store` was set, which makes no request; who hears of it adds one to the key `heard`."""
         return self.base.awaited(f"{_WORDS}/{key}", f"{_WORDS}/{heard}")
 
-    def barrier(self, name: str) -> Callable[[], None]:
-        """A barrier of all ranks beside training, which needs no process group."""
-        return StoreBarrier(self.store, name, self.world_size).meet
+    def barrier(self, name: str, record: Callable[[int], None] = lambda counter: None) -> StoreBarrier:
+        """A barrier of all ranks that needs no process group. `record`: as of a `StoreBarrier`."""
+        return StoreBarrier(self.store, name, self.world_size, self.base.seconds, record)
 
     def agree(self, what: str, value: str, first: int) -> None:
         """Raises `FinalFailure` on every rank whose value is not that of rank `first`."""

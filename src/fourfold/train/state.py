@@ -156,9 +156,10 @@ def save(
     synchronize: Callable[[], None],
     tensors: Mapping[str, Tensor] | None = None,
     check: Callable[[], None] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Path:
     """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead.
-    `check`: as in `save_checkpoint`."""
+    `check`, `advance`: as in `save_checkpoint`."""
     number = int(os.environ["FOURFOLD_FENCE"]) if "FOURFOLD_FENCE" in os.environ else None
     root = checkpoint_root(config, out)
     return save_checkpoint(
@@ -175,6 +176,7 @@ def save(
         total_bytes=view.spec.checkpoint_bytes,
         tensors=tensors,
         check=check,
+        advance=advance,
         fence=partial(_guarded, out, root, number),
     )
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import torch.distributed as dist
-
 from fourfold.config import RunConfig, RunFailure
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.spec import StepSpec
+from fourfold.rendezvous.barrier import StoreBarrier
 from fourfold.runtime.progress import describe_save_wait, describe_wait, read_positions
 from fourfold.runtime.step import StepFailure, StepOutOfMemory
 from fourfold.train.out_of_memory import out_of_memory
@@ -31,10 +30,11 @@ def explained(
     return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {config.run.timeout_seconds:g}")
 
 
-def save_barrier(rank: int, step: int, out: Path) -> None:
-    """Waits for all ranks within the save of step `step`. Raises `RunFailure` that names those that did not come."""
+def save_barrier(barrier: StoreBarrier, rank: int, step: int, out: Path) -> None:
+    """Waits for all ranks within the save of step `step`, as long as somebody writes on. Raises `RunFailure` that names those that
+    did not come."""
     try:
-        dist.barrier()
-    except RuntimeError as error:
+        barrier.meet()
+    except (RunFailure, RuntimeError) as error:
         where = describe_save_wait(rank, step, read_positions(out))
         raise RunFailure(f"{where} [{str(error).splitlines()[0]}]") from error
