@@ -32,8 +32,8 @@ def rows_stay_in_order_of_arrival() -> Iterator[None]:
 @mutant
 def rows_return_to_other_tokens() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def plan(*args: Any) -> Any:
-            route = original(*args)
+        def plan(*args: Any, **options: Any) -> Any:
+            route = original(*args, **options)
             return replace(route, places=route.places.flip(0))
 
         return plan
