@@ -73,6 +73,7 @@ def test_compiled_code_that_gave_up_for_want_of_a_descriptor_is_named_by_the_lim
     assert not describe_failure(1, -signal.SIGABRT, tmp_path / "none.log").is_final
 
 
+@pytest.mark.rest
 def test_small_files_of_the_folder_are_changed_and_deleted(run_file: Path, undisturbed, tmp_path: Path) -> None:
     """The run keeps what it began with, through a restart too, and ends as if nobody had touched it."""
     with Supervised(run_file, tmp_path / "run") as run:

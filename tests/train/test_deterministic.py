@@ -109,6 +109,7 @@ def test_no_kernel_of_ours_uses_atomics() -> None:
     assert [path for path in kernels if "atomic" in path.read_text()] == []
 
 
+@pytest.mark.rest
 def test_a_run_repeats_its_bits(tmp_path: Path, corpus: Path) -> None:
     """With experts, on two ranks: PyTorch refuses no operator of it, and two runs have the same certificate."""
     model = {"num_experts": 4, "top_k": 2, "moe_ffn_size": 24}

@@ -13,7 +13,7 @@ from tests.support.grid import others_are_rest
 from tests.support.supervised import Supervised, read_lines, write_run
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_cuda"
-STEPS = 12
+STEPS = 8
 COMMON = ("precision.compute=fp64", f"batch.steps={STEPS}", "checkpoint.asynchronous=true", "run.evaluate_every=4")
 MIXTRAL = ("family=mixtral", "num_experts=4", "top_k=2", "moe_ffn_size=24")
 LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -70,5 +70,6 @@ def test_a_training_is_that_of_a_processor(layout: str, tmp_path: Path) -> None:
 @pytest.mark.rest
 def test_a_killed_rank_changes_nothing(tmp_path: Path) -> None:
     run = write_run(tmp_path)
-    expected = _trained(run, "plain", "run.device=cuda")
-    assert _trained(run, "killed", "run.device=cuda", kill_after=6) == expected
+    longer = ("run.device=cuda", "batch.steps=20")
+    expected = _trained(run, "plain", *longer)
+    assert _trained(run, "killed", *longer, kill_after=6) == expected
