@@ -22,14 +22,18 @@ BLOCK, NUMBERS_OF_HEADS = 2048, 2048
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up: gate_up [T, 2 f] -> [T, f]."""
+    return _activated(swiglu_kernel, gate_up)
+
+
+def _activated(kernel: Any, gate_up: Tensor, *beside: Tensor) -> Tensor:
+    """Launches a kernel that reads gate_up [T, 2 f] and what is `beside`; its result, [T, f]."""
     gate_up = dense_rows(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         sizes = constants(gate_up.dtype, width, BLOCK)
-        kernel: Any = swiglu_kernel
         kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))](
-            gate_up, out, gate_up.stride(0), out.stride(0), width, **sizes
+            gate_up, *beside, out, gate_up.stride(0), out.stride(0), width, **sizes
         )
     return out
 
@@ -49,16 +53,7 @@ def swiglu_backward_(grad: Tensor, gate_up: Tensor) -> None:
 
 def weighted(gate_up: Tensor, weights: Tensor) -> Tensor:
     """silu(gate) * up of every row times its weight: gate_up [m, 2 f], weights [m] -> [m, f]."""
-    gate_up, weights = dense_rows(gate_up), weights.contiguous()
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    if out.numel():
-        sizes = constants(gate_up.dtype, width, BLOCK)
-        kernel: Any = weighted_kernel
-        kernel[(rows, triton.cdiv(width, sizes["BLOCK"]))](
-            gate_up, weights, out, gate_up.stride(0), out.stride(0), width, **sizes
-        )
-    return out
+    return _activated(weighted_kernel, gate_up, weights.contiguous())
 
 
 def weighted_backward_(grad: Tensor, gate_up: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
