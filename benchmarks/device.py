@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -32,10 +31,6 @@ ON_CUDA = torch.cuda.is_available()
 LENGTH = 4096 if ON_CUDA else 64
 SHARE_OF_MEMORY = 0.9
 MICROBATCHES, TIMED_STEPS = 4, 3
-NEEDED = (
-    *("cyclopts", "fsspec", "numpy", "pydantic", "rich", "tomli_w", "tokenizers", "safetensors", "xxhash", "zstandard"),
-    *("pytest", "hypothesis", "transformers"),
-)
 _LLAMA_3B = {
     "num_layers": 28,
     "hidden_size": 3072,
@@ -109,12 +104,9 @@ def best_matmul(compute: str) -> float:
 
 
 def machine(budget: float, file: str) -> None:
-    """Device, versions, packages that are missing."""
+    """Device and versions."""
     print(f"python {sys.version.split()[0]}, torch {torch.__version__}, NCCL", end=" ")
     print(".".join(map(str, torch.cuda.nccl.version())) if ON_CUDA else "not built in")
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        unmeasured("whatever needs them", f"not installed: {', '.join(missing)}")
     if not ON_CUDA:
         unmeasured("everything on CUDA", "torch sees no CUDA device; tiny shapes run on the CPU")
         return
