@@ -62,7 +62,7 @@ def shortened(value: Any) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """An error of the person's code on one line."""
+    """An error on one line: its class, and the first line of its words."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fourfold.config import UserError
+from fourfold.config.errors import error_text
 from fourfold.flash.backends import TILED, AttentionBackend, AttentionCase
 from fourfold.flash.visible import Visible
 
@@ -63,7 +64,7 @@ def first_fault(faults: Iterator[str]) -> str | None:
     try:
         return next(faults, None)
     except Exception as error:
-        return _words(error)
+        return error_text(error)
 
 
 def compare(
@@ -82,13 +83,9 @@ def compare(
             except UserError:  # of whoever measures, not of the back end
                 raise
             except Exception as error:  # such as too little memory
-                problem = _words(error)
+                problem = error_text(error)
         trials[backend.name] = Trial(seconds, problem)
     return trials
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def fastest(seconds: Mapping[str, float]) -> str | None:
@@ -180,6 +177,13 @@ def worst_row(ours: Tensor, theirs: Tensor) -> float:
         ours, theirs = ours.unsqueeze(-1), theirs.unsqueeze(-1)
     sizes = theirs.norm(dim=-1)
     return float(((ours.double() - theirs).norm(dim=-1) / (sizes + sizes.mean() + 1e-30)).max())
+
+
+def row_faults(name: str, ours: Tensor, theirs: Tensor, bound: float) -> Iterator[str]:
+    """That the worst row of a result is off by more than the bound, where it is."""
+    error = worst_row(ours, theirs)
+    if not error <= bound:
+        yield f"its {name} is off by {error:.1e}, where {bound:.0e} is allowed"
 
 
 def timed(backend: AttentionBackend, case: AttentionCase) -> Callable[[], object]:

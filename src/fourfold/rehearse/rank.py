@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from fourfold.config.errors import error_text
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.data.batches import Batch
 from fourfold.layout import FlatLayout
@@ -88,7 +89,7 @@ class PretendedRank:
         except RehearsalFault:
             raise
         except (RuntimeError, NotImplementedError, ValueError, IndexError, StepTimeout) as error:
-            raise self.journal.fault(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+            raise self.journal.fault(error_text(error)) from error
         left = self.streams.left()
         if left is not None:
             raise self.journal.fault(f"`{left}` is not joined at the end of the step")

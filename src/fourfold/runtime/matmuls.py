@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fourfold.flash.choice import BOUNDS, worst_row
+from fourfold.config.errors import error_text
+from fourfold.flash.choice import BOUNDS, row_faults
 from fourfold.model import torch_onednn, torch_operations
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, MATMULS, WEIGHT_GRADIENT
@@ -90,7 +91,7 @@ def _first_fault(every: Iterable[tuple[int, int, int]]) -> str | None:
     try:
         return next((fault for sizes in every if (fault := _fault(*sizes)) is not None), None)
     except RuntimeError as error:
-        return f"RuntimeError: {str(error).splitlines()[0]}"
+        return error_text(error)
 
 
 def _sizes(kind: str, gemm: Gemm) -> tuple[int, int, int]:
@@ -193,11 +194,10 @@ def _fault(tokens: int, inputs: int, outputs: int) -> str | None:
         into,
     ]
     torch_onednn.accumulate(sums, grad, x, False)
-    for ours, (name, right) in zip([*found, sums], expected, strict=True):
-        error = worst_row(ours, right)
-        if not error <= BOUNDS[torch.float32]:
-            return f"its {name} is off by {error:.1e}, where {BOUNDS[torch.float32]:.0e} is allowed"
-    return None
+    pairs = zip([*found, sums], expected, strict=True)
+    return next(
+        (x for ours, (name, right) in pairs for x in row_faults(name, ours, right, BOUNDS[torch.float32])), None
+    )
 
 
 def _exact(x: Tensor, weight: Tensor, grad: Tensor, residual: Tensor, sums: Tensor) -> list[tuple[str, Tensor]]:

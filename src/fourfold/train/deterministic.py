@@ -6,13 +6,15 @@ of attention, norms, cross-entropy or SwiGLU gives other bits the second time (`
 """
 
 import os
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fourfold.config import UserError
+from fourfold.config.errors import error_text
 from fourfold.config.schema import RunSection
 
 WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
@@ -42,15 +44,11 @@ def other_bits(again: Callable[[], Any]) -> str | None:
     try:
         pairs = list(zip(_tensors(again()), _tensors(again()), strict=True))
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return error_text(error)
     if all(torch.equal(one, other) for one, other in pairs):
         return None
     return "its results have other bits when they are computed again, and run.deterministic = true"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors(each)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

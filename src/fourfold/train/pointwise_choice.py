@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fourfold.flash.backends import triton_refuses
-from fourfold.flash.choice import BOUNDS, first_fault, row_blocks, worst_row
+from fourfold.flash.choice import BOUNDS, first_fault, row_blocks, row_faults
 from fourfold.fused.pointwise import PointwiseCase, TritonPointwise
 from fourfold.model import torch_operations
 from fourfold.model.experts.swiglu import weighted
@@ -104,7 +104,7 @@ def _faults(backend: PointwiseBackend, case: PointwiseCase) -> Iterator[str]:
         right = torch.nn.functional.silu(gate) * up
         (right_gradient,) = torch.autograd.grad(right, leaf, grad[rows].double())
         for (name, ours), theirs in zip(found.items(), (right, right, right_gradient), strict=True):
-            yield from _off(name, ours[rows], theirs.detach(), case.dtype)
+            yield from row_faults(name, ours[rows], theirs.detach(), BOUNDS[case.dtype])
     yield from _weighted_faults(ops, case)
     for interleave in (False, True):
         for inverse in (False, True):
@@ -121,13 +121,7 @@ def _faults(backend: PointwiseBackend, case: PointwiseCase) -> Iterator[str]:
                 parts = [first * cosine - second * sine, second * cosine + first * sine]
                 wanted = torch.stack(parts, -1).flatten(-2) if interleave else torch.cat(parts, -1)
                 for name, ours in results.items():
-                    yield from _off(name, ours[:, rows].flatten(0, -2), wanted.flatten(0, -2), case.dtype)
-
-
-def _off(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> Iterator[str]:
-    error = worst_row(ours, theirs)
-    if not error <= BOUNDS[dtype]:
-        yield f"its {name} is off by {error:.1e}, where {BOUNDS[dtype]:.0e} is allowed"
+                    yield from row_faults(name, ours[:, rows].flatten(0, -2), wanted.flatten(0, -2), BOUNDS[case.dtype])
 
 
 def _weighted_faults(ops: Operations, case: PointwiseCase) -> Iterator[str]:
@@ -147,10 +141,12 @@ def _weighted_faults(ops: Operations, case: PointwiseCase) -> Iterator[str]:
         of_inputs, of_weights = torch.autograd.grad(right, leaves, grad[rows].double())
         exact = [right.detach(), right.detach(), of_inputs]
         for (name, ours), theirs in zip(found.items(), exact, strict=False):
-            yield from _off(name, ours[rows], theirs, case.dtype)
+            yield from row_faults(name, ours[rows], theirs, BOUNDS[case.dtype])
         if ops.pointwise is not None:
             name = "gradient of the weights of rows"
-            yield from _off(name, found[name][rows].flatten().unsqueeze(0), of_weights.unsqueeze(0), case.dtype)
+            yield from row_faults(
+                name, found[name][rows].flatten().unsqueeze(0), of_weights.unsqueeze(0), BOUNDS[case.dtype]
+            )
 
 
 def _operations(backend: PointwiseBackend) -> Operations:
@@ -165,4 +161,4 @@ def _inputs(case: PointwiseCase) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     grad, gate_up = (torch.randn((case.rows, n * case.ffn), **on) for n in (1, 2))  # type: ignore[call-overload]
     x = torch.randn((1, case.rows, case.heads, case.width), **on)  # type: ignore[call-overload]
     angle = torch.randn((case.rows, 1, case.width // 2), **on).float()  # type: ignore[call-overload]
-    return grad, gate_up, x, angle.cos().to(case.dtype), angle.sin().to(case.dtype)
+    return grad, gate_up, x, angle.cos().to(case.dtype), angle.sin().to(BOUNDS[case.dtype])

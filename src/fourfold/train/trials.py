@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fourfold.config import RunFailure
-from fourfold.config.errors import is_out_of_memory
+from fourfold.config.errors import error_text, is_out_of_memory
 from fourfold.config.run_rows import read_rows
 from fourfold.train.deterministic import other_bits
 
@@ -87,7 +87,7 @@ class Trials:
             try:
                 return clock(call)
             except Exception as error:
-                self.check(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+                self.check(error_text(error))
                 raise
 
         return seconds
