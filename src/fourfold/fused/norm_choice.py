@@ -82,7 +82,9 @@ def _exact(inputs: list[Tensor], eps: float) -> tuple[Tensor, Tensor, Tensor]:
 def _inputs(case: NormCase) -> list[Tensor]:
     """Seeded grad, x, weight, residual."""
     generator = torch.Generator(case.device).manual_seed(0)
-    shape, on = (case.rows, case.width), {"generator": generator, "dtype": case.dtype, "device": case.device}
-    grad, x, residual = (torch.randn(shape, **on) for _ in range(3))  # type: ignore[call-overload]
-    weight = 1 + torch.randn(case.width, **on) / 8  # type: ignore[call-overload]
-    return [grad, x, weight, residual]
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=case.dtype, device=case.device)
+
+    grad, x, residual = (draw(case.rows, case.width) for _ in range(3))
+    return [grad, x, 1 + draw(case.width) / 8, residual]

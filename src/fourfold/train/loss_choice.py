@@ -110,8 +110,8 @@ def _environment(backend: LossBackend, case: LossCase, model: ModelConfig) -> En
 def _inputs(case: LossCase) -> tuple[Tensor, Tensor, Tensor]:
     """Seeded logits, targets of which some are none, their number."""
     generator = torch.Generator(case.device).manual_seed(0)
-    on = {"generator": generator, "device": case.device}
-    logits = (4 * torch.randn(case.rows, case.columns, **on)).to(case.dtype)  # type: ignore[call-overload]
-    target = torch.randint(case.columns, (case.rows,), **on)  # type: ignore[call-overload]
+    drawn = torch.randn(case.rows, case.columns, generator=generator, device=case.device)
+    logits = (4 * drawn).to(case.dtype)
+    target = torch.randint(case.columns, (case.rows,), generator=generator, device=case.device)
     target[1::5] = IGNORED
     return logits, target, (target >= 0).sum()

@@ -157,8 +157,10 @@ def _inputs(case: PointwiseCase) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     """Seeded: a gradient [rows, ffn], gate and up [rows, 2 ffn], heads [1, rows, heads, width], cosines and sines [rows, 1,
     width / 2]."""
     generator = torch.Generator(case.device).manual_seed(0)
-    on = {"generator": generator, "dtype": case.dtype, "device": case.device}
-    grad, gate_up = (torch.randn((case.rows, n * case.ffn), **on) for n in (1, 2))  # type: ignore[call-overload]
-    x = torch.randn((1, case.rows, case.heads, case.width), **on)  # type: ignore[call-overload]
-    angle = torch.randn((case.rows, 1, case.width // 2), **on).float()  # type: ignore[call-overload]
-    return grad, gate_up, x, angle.cos().to(case.dtype), angle.sin().to(BOUNDS[case.dtype])
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=case.dtype, device=case.device)
+
+    grad, gate_up = draw(case.rows, case.ffn), draw(case.rows, 2 * case.ffn)
+    x, angle = draw(1, case.rows, case.heads, case.width), draw(case.rows, 1, case.width // 2).float()
+    return grad, gate_up, x, angle.cos().to(case.dtype), angle.sin().to(case.dtype)
