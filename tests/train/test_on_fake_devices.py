@@ -14,7 +14,13 @@ from tests.support.supervised import Supervised, read_lines, write_run
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_cuda"
 STEPS = 8
-COMMON = ("precision.compute=fp64", f"batch.steps={STEPS}", "checkpoint.asynchronous=true", "run.evaluate_every=4")
+COMMON = (
+    "precision.compute=fp64",
+    f"batch.steps={STEPS}",
+    "checkpoint.asynchronous=true",
+    "run.evaluate_every=4",
+    "faults.checksum_every_steps=2",
+)
 MIXTRAL = ("family=mixtral", "num_experts=4", "top_k=2", "moe_ffn_size=24")
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "zero 3": ("layout.zero=3", "checkpoint.memory_every_steps=2"),
@@ -28,7 +34,13 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     ),
     "ring, documents": ("layout.cp=2", "layout.dp_shard=1", "data.document_mask=true"),
     "offloaded": ("layout.offload=activations", "layout.offload_optimizer=true", "model.num_layers=6"),
-    "muon, checksums": ("optimizer.name=muon", "faults.checksum_every_steps=2"),
+    "muon": ("optimizer.name=muon",),
+    "muon, replicas, offloaded": (
+        "optimizer.name=muon",
+        "layout.dp_replicate=2",
+        "layout.dp_shard=1",
+        "layout.offload_optimizer=true",
+    ),
     "experts": ("layout.ep=2", *(f"model.{key}" for key in MIXTRAL)),
 }
 

@@ -53,7 +53,9 @@ class StateSums:
             raise Corruption((self._rank,), what, how)
 
     def _now(self) -> Tensor:
-        return torch.stack([checksum(part) for _, part in self._parts()])
+        """On the device, of states in the host's memory too."""
+        device = next(iter(self._units.values())).shard.device
+        return torch.stack([checksum(part).to(device) for _, part in self._parts()])
 
     def _parts(self) -> Iterator[tuple[str, Tensor]]:
         """(role and parameter, values) of all that lasts from step to step on this rank alone."""

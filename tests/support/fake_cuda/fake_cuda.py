@@ -72,7 +72,8 @@ class FakeDevices(TorchFunctionMode):
         if target is not None:
             options["device"] = CPU
         pinned = options.pop("pin_memory", False)
-        places = {self.place(each) for each in _tensors((args, tuple(options.values()))) if each.dim() > 0}
+        given = _tensors((args, tuple(options.values())))
+        places = {self.place(each) for each in given if each.dim() > 0 or func in _JOINS}
         if len(places) > 1 and func not in _TAKES_BOTH:
             raise RuntimeError(
                 f"{getattr(func, '__name__', func)}: expected all tensors to be on the same device, but found at least two "
@@ -88,9 +89,12 @@ class FakeDevices(TorchFunctionMode):
             return self.pin(result)
         if target is not None and target.type == "cuda":
             return self.put(result, self.current if target.index is None else target.index)
-        on = {self.place(each) for each in _tensors((args, tuple(options.values())))} - {None}
+        given = list(_tensors((args, tuple(options.values()))))
+        on = {self.place(each) for each in given} - {None}
         if target is None and on and func not in _READS:
-            self.put(result, on.pop())  # type: ignore[arg-type]
+            own = {each.untyped_storage()._cdata for each in given}  # what is written to stays where it is
+            made = [each for each in _tensors(result) if each.untyped_storage()._cdata not in own]
+            self.put(made, on.pop())  # type: ignore[arg-type]
         return result
 
     def _moved(self, func: Any, args: Any, options: dict[str, Any], here: int | None) -> Any:
@@ -106,6 +110,8 @@ class FakeDevices(TorchFunctionMode):
             there = None if target.type == "cpu" else self.current if target.index is None else target.index
         elif others and isinstance(others[0], Tensor):
             there = self.place(others[0])
+        elif others and isinstance(others[0], float):  # torch takes it for a tensor, of the host
+            there = None
         else:
             there = here
         kept = [CPU if _device(each) is not None else each for each in args]
@@ -149,6 +155,10 @@ _ATTRIBUTES: dict[Any, Callable[..., Any]] = {
 _READS = {Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__}
 _TAKES_BOTH = {Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__, torch.equal, Tensor.is_set_to}
 """Functions whose tensors may lie in different places, and those that are harmless."""
+
+
+_JOINS = {torch.cat, torch.stack}
+"""Functions that take no scalar of another place, as those element by element do."""
 
 
 class Stream:
