@@ -1,5 +1,6 @@
 """Memory that is not there for an instruction: told as that, wherever it happens, final, with keys that need less."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from fourfold.config import FinalFailure, parse_run
 from fourfold.config.errors import is_out_of_memory
+from fourfold.fused.norms import NormCase
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, lower_step, memory_peak, rank_view, resolve_step
@@ -16,10 +18,12 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.step import StepOutOfMemory
 from fourfold.runtime.units import share_parameters
+from fourfold.train.backend_choice import Alone, Contest, KernelsBackend, choose
 from fourfold.train.out_of_memory import SAVES_ENOUGH, out_of_memory
 from tests.support.parity_ranks import LINKS, initialized_units, prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks
+from tests.support.supervised import Supervised, write_run
 
 CPU = torch.device("cpu")
 
@@ -125,6 +129,49 @@ def test_the_failure_names_the_place_and_a_layout_that_needs_less() -> None:
 
 def _value(word: str) -> Any:
     return int(word) if word.isdecimal() else {"true": True}.get(word, word)
+
+
+def test_a_lack_between_two_steps_is_told_as_one_and_is_final(tmp_path: Path) -> None:
+    with Supervised(write_run(tmp_path), tmp_path / "run", fault="allocator:1:3:9") as run:
+        assert run.finish() == 1, run.printed
+        assert "rank 1 ran out of memory around its steps: a step's predicted peak " in run.printed
+        assert "you tried]; with layout." in run.printed
+        assert len(run.events("failure")) == 1
+        assert run.events("restart") == []
+
+
+NO_MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB."
+PLAIN = {name: KernelsBackend(name, None, lambda case: None) for name in ("one", "other")}
+
+
+def _contest(problems: dict[str, str]) -> Contest[Any]:
+    return Contest(
+        work="norms",
+        option="norm_backend",
+        recorded_as="norms",
+        file="norms.json",
+        backends=PLAIN,
+        default=PLAIN["one"],
+        case=NormCase(rows=2, width=4, dtype=torch.float32, device=CPU, eps=1e-5),
+        examine=lambda backend: problems.get(backend.name),
+        timed=lambda backend: lambda: None,
+    )
+
+
+@pytest.mark.parametrize("named", ["auto", "one"])
+def test_a_trial_without_memory_is_no_fault_of_a_back_end(named: str, tmp_path: Path) -> None:
+    contest, cache = _contest(dict.fromkeys(PLAIN, NO_MEMORY)), tmp_path / "norms.json"
+    with pytest.raises(MemoryError, match=r"a trial of this run.s norms: .*Tried to allocate"):
+        choose(contest, Alone(CPU), named, "", cache, lambda call: 1.0, True)
+
+
+def test_what_lacked_memory_once_is_tried_again(tmp_path: Path) -> None:
+    cache = tmp_path / "norms.json"
+    times = iter([2.0, 1.0, 2.0])
+    chosen = choose(_contest({"one": NO_MEMORY}), Alone(CPU), "auto", "", cache, lambda call: next(times), True)
+    assert chosen.backend.name == "other"
+    chosen = choose(_contest({}), Alone(CPU), "auto", "", cache, lambda call: next(times), True)
+    assert chosen.backend.name == "one"
 
 
 def test_where_nothing_is_left_to_change_more_ranks_are_named() -> None:

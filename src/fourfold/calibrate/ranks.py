@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fourfold.config import RunFailure
+from fourfold.config import RunFailure, UserError
+from fourfold.config.errors import is_out_of_memory
 
 ANSWER_SECONDS = 600.0
 
@@ -102,13 +103,15 @@ def _serve(pipe: Connection, rank: int, size: int, threads: int, device_type: st
         torch.cuda.set_device(device)
     backend = "nccl" if device_type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
+        own = device if device_type == "cuda" else None
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, device_id=own)
         while True:
             function, options = pipe.recv()
             try:
                 answer = (True, function(rank=rank, device=device, **options))
-            except Exception:
-                answer = (False, traceback.format_exc(limit=-3))
+            except Exception as error:
+                is_told = isinstance(error, UserError) or is_out_of_memory(error)
+                answer = (False, str(error) if is_told else traceback.format_exc(limit=-3))
             pipe.send(answer)
     except (EOFError, OSError, KeyboardInterrupt):
         pass

@@ -18,7 +18,7 @@ from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
 from fourfold.program import lower_step
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
-from fourfold.program.spec import StepSpec, Transport, resolve_step
+from fourfold.program.spec import StepSpec, resolve_step, transport_on
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
@@ -40,8 +40,7 @@ def table_spec(table: Mapping[str, Any], ranks: int, device: str) -> StepSpec:
     """The step of a run table on so many ranks of such a device."""
     config = parse_run(dict(table))
     model = resolve_model(config.model)
-    transport: Transport = "native" if device == "cuda" else "exchange"
-    return resolve_step(config, model, resolve_layout(config, model, ranks), transport)
+    return resolve_step(config, model, resolve_layout(config, model, ranks), transport_on(device))
 
 
 class StepRunner:

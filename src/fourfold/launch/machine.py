@@ -13,7 +13,7 @@ from pathlib import Path
 from fourfold.config import RunConfig, UserError
 from fourfold.config.errors import group_files, raise_file_limit, require_files
 from fourfold.launch.control_group import cpu_limit, memory_limit
-from fourfold.program.spec import Transport
+from fourfold.program.spec import Transport, transport_on
 
 _DRIVERS = tuple(
     Path(path)
@@ -73,7 +73,7 @@ def num_cuda_devices(config: RunConfig) -> int:
 
 def transport_of(config: RunConfig, cuda_devices: int) -> Transport:
     """How reductions travel: NCCL's own on CUDA, exchanges on gloo."""
-    return "native" if config.run.device == "cuda" or cuda_devices > 0 else "exchange"
+    return transport_on("cuda" if cuda_devices > 0 else config.run.device)
 
 
 def check_devices(config: RunConfig, cuda_devices: int, local_ranks: int) -> None:

@@ -116,6 +116,11 @@ class StepSpec:
         )
 
 
+def transport_on(device: str) -> Transport:
+    """How ranks on devices of a type exchange: accelerators by NCCL's collectives, processors by exchanges over gloo."""
+    return "native" if device == "cuda" else "exchange"
+
+
 def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transport: Transport = "exchange") -> StepSpec:
     """The step of a run, its layout complete with stages and their ranks. Raises `UserError` for a schedule that cannot be."""
     precision = config.precision

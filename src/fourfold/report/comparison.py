@@ -13,6 +13,7 @@ from fourfold.launch.shown import resolve_shown
 from fourfold.program import Program, digest, lower_pipeline, memory_peak
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
+from fourfold.program.spec import transport_on
 from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import Simulation
@@ -166,7 +167,7 @@ def compare(
         )
     latest = max(everything, key=lambda each: each.last_step)
     ranks = [each for each in everything if each.world_size == latest.world_size]
-    resolved = resolve_shown(config, "native" if latest.device == "cuda" else "exchange")
+    resolved = resolve_shown(config, transport_on(latest.device))
     if resolved.layout.world_size != latest.world_size:
         raise UserError(
             f"{folder.path}: measured on {latest.world_size} ranks, but its run.toml is for {resolved.layout.world_size}; what "

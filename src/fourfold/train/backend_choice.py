@@ -5,7 +5,7 @@ that all ranks take the same.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -14,6 +14,7 @@ import torch
 
 from fourfold.checkpoint import DamagedCheckpoint, read_manifest
 from fourfold.config import FinalFailure, RunConfig, UserError
+from fourfold.config.errors import is_out_of_memory
 from fourfold.flash import choice, remembered
 from fourfold.flash.choice import Backend
 from fourfold.train.trials import Trials
@@ -124,7 +125,8 @@ def choose(
 ) -> Chosen[Backend]:
     """The back end of a run, the same on every rank, each of which calls this. `named`: by the run file, or `auto`; `recorded`: by
     its checkpoint, or empty; `measures`: whether back ends are compared. Raises `UserError` where the named one cannot be taken,
-    and `FinalFailure` where none can; `trials` raises `RunFailure` where one breaks this rank's device."""
+    `FinalFailure` where none can, and `MemoryError` where that is for want of memory; `trials` raises `RunFailure` where one breaks
+    this rank's device."""
     backends, guard = contest.backends, trials or Trials()
 
     def examine(backend: Backend) -> str | None:
@@ -136,6 +138,7 @@ def choose(
     if named != "auto":
         problem = _agreed_problem(examine, backends[named], ranks)
         if problem is not None:
+            _require_memory(contest.work, problem)
             raise UserError(
                 f'run.{contest.option} = "{named}": {problem}; allowed: one that takes this run\'s {contest.work}; '
                 f'a value that works: "auto"'
@@ -152,18 +155,31 @@ def choose(
         found = choice.compare(backends.values(), examine, contest.timed, guard.guarded(clock))
         problems = {name: trial.problem for name, trial in found.items()}
         known = {name: trial.seconds for name, trial in found.items()}
-        remembered.remember(cache, key, known)
+        if _first_without_memory(problems.values()) is None:  # what holds it now may be gone the next time
+            remembered.remember(cache, key, known)
     seconds = dict(zip(backends, ranks.most([known[name] for name in backends]), strict=True))
     times = ", ".join(f"{name} {1000 * each:.2f}" for name, each in seconds.items() if each < float("inf"))
     while (name := choice.fastest(seconds)) is not None:
         if _agreed_problem(examine, backends[name], ranks) is None:
             return Chosen(backends[name], f"the fastest, in ms of forward and backward: {times}")
         seconds[name] = float("inf")
+    _require_memory(contest.work, *problems.values())
     why = "; ".join(f"{name}: {(problem or '')[:_LETTERS]}" for name, problem in problems.items())
     raise FinalFailure(
         f"no back end computes this run's {contest.work}: {why or 'those known from before fail now'}; what works: another "
         f"precision.compute or run.device"
     )
+
+
+def _first_without_memory(problems: Iterable[str | None]) -> str | None:
+    return next((text for text in problems if text is not None and is_out_of_memory(RuntimeError(text))), None)
+
+
+def _require_memory(work: str, *problems: str | None) -> None:
+    """Raises `MemoryError` where that is the problem: then none of the back ends is at fault."""
+    found = _first_without_memory(problems)
+    if found is not None:
+        raise MemoryError(f"a trial of this run's {work}: {found}")
 
 
 def recorded_choice(newest: Path | None, key: str) -> str:

@@ -18,7 +18,7 @@ from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
 from fourfold.model.torch_scaled import check_kernels
 from fourfold.program import Program, digest
-from fourfold.program.spec import resolve_step
+from fourfold.program.spec import resolve_step, transport_on
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.corruption import Corruption
@@ -63,8 +63,7 @@ class Training:
         self.config = load_run(out / "run.toml", as_written=True)
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, context.world_size)
-        transport = "native" if context.device.type == "cuda" else "exchange"
-        self.spec = resolve_step(self.config, model, layout, transport)  # type: ignore[arg-type]
+        self.spec = resolve_step(self.config, model, layout, transport_on(context.device.type))
         check_kernels(self.spec.recipe, context.device)
         layout = self.spec.layout
         self.view = rank_view(self.spec, layout.coordinates(context.rank)["pp"])

@@ -1,4 +1,5 @@
-"""A rank without memory for an instruction: where it stood, what it was predicted to need, and which keys need less."""
+"""A rank without memory, in an instruction or around the steps: where it stood, what it was predicted to need, and which keys need
+less."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -7,8 +8,10 @@ from typing import Any
 import torch
 
 from fourfold.config import FinalFailure, RunConfig, UserError
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import Program, StepSpec, lower_pipeline, memory_peak, resolve_step
+from fourfold.program.spec import transport_on
 from fourfold.runtime.step import StepFailure
 from fourfold.train.session import RankContext
 
@@ -42,6 +45,29 @@ def out_of_memory(
         f"{_size(peak.bytes)} at #{peak.index} `{program.instructions[peak.index].short}`{_measured(context.device)} "
         f"[{str(error).splitlines()[0]}]; {cure}"
     )
+
+
+def out_of_memory_around(error: Exception, config: RunConfig, context: RankContext) -> FinalFailure:
+    """The failure of a rank that found no memory before its first step, between two, or after its last: for a trial, its weights, a
+    copy of them."""
+    model = resolve_model(config.model)
+    layout = resolve_layout(config, model, context.world_size)
+    spec = resolve_step(config, model, layout, transport_on(context.device.type))
+    need = _predicted(spec, "train")
+    cure = _first_that_fits(config, spec, "train", SAVES_ENOUGH * need)
+    return FinalFailure(
+        f"rank {context.rank} ran out of memory around its steps: a step's predicted peak {_size(need)}"
+        f"{_measured(context.device)} [{str(error).splitlines()[0]}]; {_held_by_others(context.device)}{cure}"
+    )
+
+
+def _held_by_others(device: torch.device) -> str:
+    """Advice where other processes have more than a tenth of the device's memory."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    held = total - free - torch.cuda.memory_reserved(device)
+    return f"end the other processes on it, which hold {_size(held)}, or: " if held > total // 10 else ""
 
 
 def _first_that_fits(config: RunConfig, spec: StepSpec, kind: str, most: float) -> str:

@@ -23,11 +23,10 @@ class Peak:
     def __init__(self, compute: str, context: RankContext, out: Path, tell: Callable[..., None]) -> None:
         """`tell`: writes an event with its fields."""
         self._tell = tell
-        dist.barrier()
         peak = torch.zeros(1, dtype=torch.float64, device=context.device)
-        if generation():
-            peak += known_peak_flops(out) if context.rank == 0 else 0.0
-            dist.all_reduce(peak)
+        if generation() and context.rank == 0:
+            peak += known_peak_flops(out)
+        dist.all_reduce(peak)  # all ranks begin together
         if not peak.item():
             tell("phase", what="measuring this machine's matmuls")
             peak += measure_peak_flops(compute, context.device)
@@ -75,8 +74,12 @@ def measure_peak_flops(compute: str, device: torch.device) -> float:
 
 
 def _square(size: int, transposed: bool, by_onednn: bool, compute: str, device: torch.device) -> Callable[[], Tensor]:
-    left = torch.ones(size, size, dtype=torch_dtype(compute), device=device)
-    right = torch.full_like(left, 0.5)
+    generator = torch.Generator(device).manual_seed(
+        0
+    )  # equal numbers take less power, and so less time, than a training's
+    left, right = (
+        torch.randn(size, size, generator=generator, dtype=torch_dtype(compute), device=device) for _ in range(2)
+    )
     matmul = torch_onednn.matmul if by_onednn else torch.mm
     return partial(matmul, left, right.t() if transposed else right)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from fourfold.config import FinalFailure, RunFailure, UserError
-from fourfold.config.errors import error_text, open_files_advice, raise_file_limit
+from fourfold.config.errors import error_text, is_out_of_memory, open_files_advice, raise_file_limit
 from fourfold.runtime.allocator import keep_freed_memory
 from fourfold.train.exit_record import ExitRecordFile
 
@@ -114,6 +114,12 @@ def _train(out: Path) -> int:
         finished = Training(out, context, stop).run()
     except RunFailure:
         raise  # without leaving the group in order: the peers are stuck or gone
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        from fourfold.train.out_of_memory import out_of_memory_around
+
+        raise out_of_memory_around(error, load_run(out / "run.toml", as_written=True), context) from error
     with suppress(RuntimeError):  # peers that have left already
         context.close()
     for number, handler in handlers.items():

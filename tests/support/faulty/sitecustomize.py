@@ -57,6 +57,10 @@ def fail(kind: str) -> None:
             mutex, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
             while True:
                 library.pthread_mutex_lock(mutex)
+        case "allocator":
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried\nmore"
+            )
         case "memory":
             _ = bytearray(b"\1") * (256 << 20)
         case "starve":  # no thread can start any more, and Python waits for ever for one that does not
@@ -140,6 +144,7 @@ def install() -> None:
             "gil",
             "fifo",
             "memory",
+            "allocator",
             "disk",
             "sockets",
             "starve",
