@@ -1,4 +1,4 @@
-"""Parts of `device.sh` that run the product itself: `python benchmarks/device_runs.py tests | kill | graphs | memory`.
+"""Parts of `device.sh` that run the product itself: `python benchmarks/device_runs.py tests | kill | graphs | memory | ways`.
 
 Each run is a `fourfold train` of this machine's Python standard library on one rank a device, on a CPU on two small ones.
 """
@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 from device_record import figure, unmeasured
@@ -57,9 +59,9 @@ def tests() -> int:
     return int(code)
 
 
-def train(out: Path, *changes: str) -> "subprocess.Popen[str]":
+def train(out: Path, *changes: str, run: Path = ROOT / "examples/stdlib.toml") -> "subprocess.Popen[str]":
     """A run, started; what it prints goes to a file beside its folder."""
-    command = [sys.executable, "-m", "fourfold", "train", str(ROOT / "examples/stdlib.toml"), *SMALL, *changes]
+    command = [sys.executable, "-m", "fourfold", "train", str(run), *SMALL, *changes]
     if not ON_CUDA:
         command += TINY
     with open(out.with_suffix(".txt"), "w") as file:
@@ -133,10 +135,14 @@ def graphs() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         found = {}
+        by_adamw = Path(folder) / "run.toml"  # Muon takes its learning rate from the host
+        values = tomllib.loads((ROOT / "examples/stdlib.toml").read_text())
+        values["optimizer"] = {"name": "adamw", "lr": 1e-3, "warmup_steps": 8}
+        by_adamw.write_text(tomli_w.dumps(values))
         for value in ("false", "true"):
             out = Path(folder) / value
             begun = time.monotonic()
-            found[value] = finished(train(out, f"run.cuda_graphs={value}"), out)
+            found[value] = finished(train(out, f"run.cuda_graphs={value}", run=by_adamw), out)
             figure(
                 f"graphs {value}",
                 f"run.cuda_graphs = {value}: {time.monotonic() - begun:.1f} s, loss {found[value][-1]:.5f}",
@@ -155,7 +161,7 @@ def memory() -> int:
     held = torch.empty(max(free - LEFT_FREE_BYTES, 0), dtype=torch.uint8, device="cuda")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        larger = ("model.preset=llama3.2-1b", "data.tokenizer=bytes", "batch.sequence_length=1024")
+        larger = ("batch.sequence_length=16384", "model.max_position=16384", "layout.microbatch_sequences=16")
         code = train(out, *larger).wait(GUARD_SECONDS)
         lines = _tail(out)
         del held
@@ -163,11 +169,43 @@ def memory() -> int:
         return int(code != 1 or "out of memory" not in lines)
 
 
+WAYS: dict[str, tuple[str, ...]] = {
+    "as the README has it": ("data.tokenizer=bpe:4096", "run.sample_tokens=32", "run.evaluate_every=5"),
+    "states and activations away": ("layout.offload=activations", "layout.offload_optimizer=true"),
+    "fp8 by blocks": ("precision.gemm_dtype=fp8-block", "precision.compute=bf16", "model.ffn_size=768"),
+    "deterministic": ("run.deterministic=true",),
+    "deterministic again": ("run.deterministic=true",),
+}
+"""Runs of ten steps that take another way through the runtime."""
+
+
+def ways() -> int:
+    """Each ends well; two with `run.deterministic` have the same losses to the bit."""
+    found, bad = {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        for index, (name, changes) in enumerate(WAYS.items()):
+            if name == "fp8 by blocks" and not ON_CUDA:
+                unmeasured(name, "no CUDA device")
+                continue
+            out, begun = Path(folder) / str(index), time.monotonic()
+            try:
+                found[name] = finished(train(out, "batch.steps=10", *changes), out)
+                figure(name, f"{name}: 10 steps in {time.monotonic() - begun:.1f} s, loss {found[name][-1]:.5f}")
+            except RuntimeError as error:
+                bad.append(name)
+                figure(name, f"{name}: {error}", failed=True)
+        same = found.get("deterministic") == found.get("deterministic again")
+        figure(
+            "deterministic, losses", "of two runs: " + ("the same to the bit" if same else "not the same"), same=same
+        )
+    return int(bool(bad) or not same)
+
+
 def _tail(out: Path) -> str:
     return " | ".join(out.with_suffix(".txt").read_text().splitlines()[-4:])[-800:]
 
 
-PARTS = {"tests": tests, "kill": kill, "graphs": graphs, "memory": memory}
+PARTS = {"tests": tests, "kill": kill, "graphs": graphs, "memory": memory, "ways": ways}
 
 if __name__ == "__main__":
     sys.exit(PARTS[sys.argv[1]]())
