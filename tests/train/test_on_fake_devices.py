@@ -1,7 +1,7 @@
 """Whole trainings on CUDA devices that are not there: every branch on the device goes CUDA's way, with the numbers of a processor.
 
 Launch, groups by NCCL's name, back ends that are tried, batches, steps on streams, saves beside training, copies of the state,
-evaluations, a killed rank, a sample: see `tests/support/fake_cuda`.
+evaluations, a killed rank, a sample: see `rehearse/fake_devices.py`.
 """
 
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.rehearse.training import ON_IMPORT
 from tests.support.grid import others_are_rest
 from tests.support.supervised import Supervised, read_lines, write_run
 
-FAKE = Path(__file__).parents[1] / "support" / "fake_cuda"
 STEPS = 8
 COMMON = (
     "precision.compute=fp64",
@@ -61,7 +61,7 @@ def _trained(run: Path, name: str, *changes: str, kill_after: int | None = None)
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FAKE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ON_IMPORT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FOURFOLD_FAKE_DEVICES", "2")
 
 

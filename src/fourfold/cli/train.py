@@ -112,11 +112,15 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     import torch
 
     from fourfold.api.training import check_request
+    from fourfold.hardware import THIS, load_cluster
+    from fourfold.launch.host_memory import host_need
     from fourfold.launch.resolve import resolve_run, stated_vocab_size
     from fourfold.model.torch_attention import default_backend
     from fourfold.model.torch_operations import torch_dtype
     from fourfold.rehearse.run import rehearse, rehearse_graphs
-    from fourfold.report.format_rehearsal import rehearsal_lines
+    from fourfold.rehearse.training import rehearse_training, require_host_memory
+    from fourfold.report.console import preparing
+    from fourfold.report.format_rehearsal import host_memory_line, rehearsal_lines, training_lines
     from fourfold.report.format_run import layout_line, model_line, transport_lines
     from fourfold.report.screen import print_screen
     from fourfold.runtime.graph import check_graphs
@@ -130,8 +134,15 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
         check_graphs(config, resolved.spec, device, attention.name)
         rehearse_graphs(resolved.spec, config.optimizer)
     results = rehearse(resolved.spec, config.optimizer)
+    need, cluster = host_need(resolved, pins=True), config.cluster.preset
+    machine = None if cluster == THIS else load_cluster(cluster)
     lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved, "a rehearsal"), ""]
-    print_screen([*lines, *rehearsal_lines(results, resolved.layout.world_size, config.run.cuda_graphs)])
+    lines += rehearsal_lines(results, resolved.layout.world_size, config.run.cuda_graphs)
+    print_screen([*lines, host_memory_line(need, machine), ""])
+    require_host_memory(need, machine)
+    with preparing("training in small on devices that are not there"):
+        trained = rehearse_training(resolved)
+    print_screen(training_lines(trained))
     return 0
 
 

@@ -49,7 +49,7 @@ def _parts(program: Program, routed: bool, pins: bool) -> tuple[int, int]:
     return host_peak_bytes(program) - sum(states), sum(states)
 
 
-def host_line(need: HostNeed, ranks: int, available: int | None) -> list[str]:
+def host_line(need: HostNeed, ranks: int, available: int | None, machine: str = "this machine") -> list[str]:
     """That so many ranks of a machine pin more of its memory than it has, with values that take less than that."""
     if available is None or need.bytes * ranks <= available:
         return []
@@ -65,8 +65,8 @@ def host_line(need: HostNeed, ranks: int, available: int | None) -> list[str]:
     works = f"with {' or '.join(alone)} it has enough" if alone else f"with {', '.join(each)} it needs none of this"
     fewer = available // need.bytes
     if fewer:
-        works += f", as with {fewer} rank{'s' * (fewer > 1)} on this machine"
+        works += f", as with {fewer} rank{'s' * (fewer > 1)} on {machine}"
     return [
-        f"{ranks} rank{'s' * (ranks > 1)} with {need.bytes / 1e9:.2f} GB of this machine's memory each, pinned in powers of two, "
+        f"{ranks} rank{'s' * (ranks > 1)} with {need.bytes / 1e9:.2f} GB of {machine}'s memory each, pinned in powers of two, "
         f"need {need.bytes * ranks / 1e9:.2f} GB, it has {available / 1e9:.2f} GB, so the system would end a rank; {works}"
     ]

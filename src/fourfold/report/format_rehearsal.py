@@ -4,7 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+from fourfold.hardware import Cluster
+from fourfold.launch.host_memory import HostNeed
 from fourfold.rehearse.rank import RankRehearsal
+from fourfold.rehearse.small import AXES, RESUMED_STEPS
+from fourfold.rehearse.training import TrainingRehearsal
 from fourfold.report.units import format_bytes, format_count, table
 
 _HEAD = (
@@ -41,8 +45,50 @@ def rehearsal_lines(results: Sequence[RankRehearsal], world_size: int, graphs: b
             else []
         ),
         "",
-        f"rehearsed: every class of {format_count(world_size)} ranks; each passes, and groups are called alike by their members",
-        "not rehearsed: values, times, kernels themselves, and NCCL",
+        f"rehearsed: a step of every class of {format_count(world_size)} ranks; each passes, and groups are called alike",
+    ]
+
+
+def host_memory_line(need: HostNeed, cluster: Cluster | None) -> str:
+    """The memory of its host that a rank pins, and that a machine of the cluster has for all of its ranks."""
+    parts = {
+        "activations": need.activations,
+        "states": need.states,
+        "a copy for saves beside training": need.save_copy,
+        "copies in memory": need.memory_copies,
+    }
+    each = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+    text = (
+        f"host memory  {format_bytes(need.bytes)} pinned for each rank: {each}"
+        if each
+        else "host memory  nothing is pinned"
+    )
+    if cluster is None or cluster.host_memory_bytes_per_device is None:
+        return text
+    ranks = cluster.host_devices
+    has = format_bytes(ranks * cluster.host_memory_bytes_per_device)
+    return f"{text}; {format_bytes(ranks * need.bytes)} of {has} of a machine of {cluster.key}"
+
+
+def training_lines(rehearsal: TrainingRehearsal) -> list[str]:
+    """All that a training in small went through, and that no rehearsal does."""
+    small, events = rehearsal.small, rehearsal.events
+    degrees = {axis: getattr(small.resolved.layout, axis) for axis in AXES}
+    axes = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)
+    ranks = f"{small.ranks} rank{'s' * (small.ranks > 1)}{f' ({axes})' if axes else ''}"
+    went = [
+        "store, groups, trials of kernels",
+        f"{RESUMED_STEPS} steps",
+        f"{events['save']} saves",
+        f"{events['evaluate']} evaluations",
+        "a second start from a save",
+        *(["a sample"] if events["sample"] else []),
+        "the end",
+    ]
+    return [
+        f"rehearsed: all of a training in small, {ranks} in {rehearsal.seconds:.0f} s: {', '.join(went)}",
+        f"in small without: {', '.join(small.left_out)}",
+        "not rehearsed: values and times at full size, kernels themselves, and NCCL",
     ]
 
 

@@ -1,4 +1,4 @@
-"""CUDA devices that are not there, for processes that are started with this folder on PYTHONPATH: see `fake_cuda.py`.
+"""CUDA devices that are not there, for processes that are started with this folder on PYTHONPATH: see `fake_devices.py`.
 
 FOURFOLD_FAKE_DEVICES: how many. Torch is changed when it is imported.
 """
@@ -34,9 +34,9 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._load.exec_module(module)
-        import fake_cuda
+        from fourfold.rehearse import fake_devices
 
-        fake_cuda.install(int(os.environ["FOURFOLD_FAKE_DEVICES"]))
+        fake_devices.install(int(os.environ["FOURFOLD_FAKE_DEVICES"]))
 
 
 if "FOURFOLD_FAKE_DEVICES" in os.environ:

@@ -9,7 +9,7 @@ have it), graphs, kernels that exist on CUDA alone, times.
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from fourfold.rehearse import fake_streams
 
 CPU = torch.device("cpu")
 MEMORY_BYTES = 80 * 10**9
@@ -45,13 +47,13 @@ class FakeDevices(TorchFunctionMode):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._there:
-                self._there[key] = weakref.ref(storage, lambda _, key=key: self._there.pop(key, None)), index
+                self._there[key] = weakref.ref(storage, partial(_forget, self._there, key)), index
         return value
 
     def pin(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        self._pinned[key] = weakref.ref(storage, lambda _: self._pinned.pop(key, None))
+        self._pinned[key] = weakref.ref(storage, partial(_forget, self._pinned, key))
         return tensor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +74,7 @@ class FakeDevices(TorchFunctionMode):
         if target is not None:
             options["device"] = CPU
         pinned = options.pop("pin_memory", False)
-        given = _tensors((args, tuple(options.values())))
+        given = list(_tensors((args, tuple(options.values()))))
         places = {self.place(each) for each in given if each.dim() > 0 or func in _JOINS}
         if len(places) > 1 and func not in _TAKES_BOTH:
             raise RuntimeError(
@@ -122,6 +124,17 @@ class FakeDevices(TorchFunctionMode):
         return result if there is None else self.put(result, there)
 
 
+def _forget(known: dict[int, Any], key: int, _: Any) -> None:
+    known.pop(key, None)
+
+
+class HostGenerator(torch.Generator):
+    """A generator of the host's, whatever device is named."""
+
+    def __new__(cls, device: Any = None) -> "HostGenerator":
+        return super().__new__(cls)
+
+
 FAKE = FakeDevices()
 
 
@@ -159,74 +172,6 @@ _TAKES_BOTH = {Tensor.copy_, Tensor.__getitem__, Tensor.__setitem__, torch.equal
 
 _JOINS = {torch.cat, torch.stack}
 """Functions that take no scalar of another place, as those element by element do."""
-
-
-class Stream:
-    """All that it is given is over at once."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = torch.device("cuda", FAKE.current)
-        self.cuda_stream = id(self)
-
-    def wait_stream(self, stream: "Stream") -> None:
-        return
-
-    def wait_event(self, event: "Event") -> None:
-        return
-
-    def synchronize(self) -> None:
-        return
-
-    def query(self) -> bool:
-        return True
-
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
-        event.record(self)
-        return event
-
-
-class Event:
-    """Over when it is recorded; its time is the host's."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._time = 0.0
-
-    def record(self, stream: Any = None) -> None:
-        import time
-
-        self._time = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def wait(self, stream: Any = None) -> None:
-        return
-
-    def synchronize(self) -> None:
-        return
-
-    def elapsed_time(self, other: "Event") -> float:
-        return 1e3 * (other._time - self._time)
-
-
-_COMPUTING = threading.local()
-
-
-def _current_stream(device: Any = None) -> Stream:
-    if not hasattr(_COMPUTING, "stream"):
-        _COMPUTING.stream = Stream()
-    return _COMPUTING.stream  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _stream(stream: Stream) -> Iterator[None]:
-    before = _current_stream()
-    _COMPUTING.stream = stream
-    try:
-        yield
-    finally:
-        _COMPUTING.stream = before
 
 
 def _live_bytes(*_: Any) -> int:
@@ -268,15 +213,14 @@ def install(devices: int) -> None:
         "get_device_name": lambda *_: properties.name,
         "get_device_capability": lambda *_: (9, 0),
         "is_current_stream_capturing": lambda: False,
-        "current_stream": _current_stream,
-        "default_stream": _current_stream,
-        "stream": _stream,
-        "Stream": Stream,
-        "Event": Event,
+        "current_stream": fake_streams.current_stream,
+        "default_stream": fake_streams.current_stream,
+        "stream": fake_streams.use_stream,
+        "Stream": fake_streams.FakeStream,
+        "Event": fake_streams.FakeEvent,
     }.items():
         setattr(torch.cuda, name, value)
-    make_generator = torch.Generator
-    torch.Generator = lambda device=None: make_generator()
+    _replace(torch, Generator=HostGenerator)
     _install_nccl()
     begin = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
@@ -288,17 +232,24 @@ def install(devices: int) -> None:
     FAKE.__enter__()
 
 
+def _replace(module: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(module, name, value)
+
+
 _NATIVE: "weakref.WeakSet[Any]" = weakref.WeakSet()
 """Groups that were asked of NCCL."""
 
 
 def _install_nccl() -> None:
     """Gloo in NCCL's place, behind its name."""
-    init, new_group, get_backend = dist.init_process_group, dist.new_group, dist.get_backend
+    begin: Any = dist.init_process_group
+    new_group: Any = dist.new_group
+    get_backend = dist.get_backend
 
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
         kwargs.pop("device_id", None)
-        init("gloo" if backend == "nccl" else backend, *args, **kwargs)
+        begin("gloo" if backend == "nccl" else backend, *args, **kwargs)
         if backend == "nccl":
             _NATIVE.add(dist.group.WORLD)
 
@@ -313,9 +264,9 @@ def _install_nccl() -> None:
     def backend_of(group: Any = None) -> str:
         return "nccl" if (group or dist.group.WORLD) in _NATIVE else get_backend(group)
 
-    dist.init_process_group, dist.new_group, dist.get_backend = init_process_group, make_group, backend_of
-    torch.distributed.is_nccl_available = lambda: True
-    torch.cuda.nccl.version = lambda: (2, 28, 9)
+    _replace(dist, init_process_group=init_process_group, new_group=make_group, get_backend=backend_of)
+    _replace(dist, is_nccl_available=lambda: True)
+    _replace(torch.cuda.nccl, version=lambda: (2, 28, 9))
     for name in ("all_reduce", "broadcast", "all_to_all_single", *_FLAT):
         if hasattr(dist, name):
             setattr(dist, name, _checked(getattr(dist, name)))

@@ -1,0 +1,106 @@
+"""All of a training, rehearsed in small on devices that are not there: launch, store, groups, trials of kernels, steps, saves,
+evaluations, a sample, the end, and a start from the last save.
+
+The ranks are real processes with real numbers under a real supervisor; torch says in each that it has CUDA (`fake_devices`).
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fourfold.config.run_file import dump_run
+from fourfold.config.run_rows import read_rows
+from fourfold.hardware import Cluster
+from fourfold.launch.host_memory import HostNeed, host_line
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.rehearse.journal import RehearsalFault
+from fourfold.rehearse.small import RESUMED_STEPS, SmallRun, small_run
+
+DEVICES = "FOURFOLD_FAKE_DEVICES"
+ON_IMPORT = Path(__file__).parent / "on_import"
+_OTHERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_",
+    "FOURFOLD_",
+    "SLURM_",
+    "PMI",
+    "OMPI_",
+    "TORCHELASTIC_",
+    "GROUP_",
+    "ROLE_",
+)
+"""Variables of a launcher around this process, which are for its own ranks."""
+
+
+@dataclass(frozen=True)
+class TrainingRehearsal:
+    """A training in small that went well. `events`: how often each was written."""
+
+    small: SmallRun
+    events: Counter[str]
+    seconds: float
+
+
+def rehearse_training(resolved: ResolvedRun) -> TrainingRehearsal:
+    """Trains the run in small, and once more from its last save. Raises `UserError` where it has no such size, and `RehearsalFault`
+    with the run's own message where it fails."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="fourfold-rehearsal-") as name:
+        folder = Path(name)
+        small = small_run(resolved, folder)
+        (folder / "run.toml").write_text(dump_run(small.config), encoding="utf-8")
+        _train(folder, small.ranks)
+        _train(folder, small.ranks, f"batch.steps={RESUMED_STEPS}")
+        rows = list(read_rows(folder / "run" / "events.jsonl"))
+    failures = [str(row.get("message")) for row in rows if row.get("event") == "failure"]
+    if failures:
+        raise RehearsalFault(f"a rank of the training in small failed, and went on after a restart: {failures[0]}")
+    return TrainingRehearsal(small, Counter(str(row.get("event")) for row in rows), time.monotonic() - begun)
+
+
+def require_host_memory(need: HostNeed, cluster: Cluster | None) -> None:
+    """Raises `RehearsalFault` where a machine of the cluster has less memory than its ranks pin, as far as that is known."""
+    if cluster is not None and cluster.host_memory_bytes_per_device is not None:
+        available = cluster.host_devices * cluster.host_memory_bytes_per_device
+        for line in host_line(need, cluster.host_devices, available, f"a machine of {cluster.key}"):
+            raise RehearsalFault(line)
+
+
+def _train(folder: Path, ranks: int, *changes: str) -> None:
+    """One launch, in a process of its own. Raises `RehearsalFault` where it does not end well."""
+    command = [sys.executable, "-m", "fourfold", "train", str(folder / "run.toml"), *changes]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
+    paths = [str(ON_IMPORT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), DEVICES: str(ranks), "XDG_CACHE_HOME": str(folder / "cache")}
+    with open(folder / "printed", "w+", encoding="utf-8", errors="replace") as printed:
+        process = subprocess.Popen(
+            [*command, "--ranks", str(ranks), "--out", str(folder / "run")],
+            stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait()
+            raise
+        if code != 0:
+            printed.seek(0)
+            raise RehearsalFault(
+                f"a training in small of {ranks} ranks ends with exit code {code}: {_message(printed.read())}"
+            )
+
+
+def _message(printed: str) -> str:
+    """The error that a launch ended with, on one line."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    first = next((index for index, line in enumerate(lines) if line.startswith("error: ")), max(0, len(lines) - 3))
+    return "; ".join(lines[first : first + 2]).removeprefix("error: ")
