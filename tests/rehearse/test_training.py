@@ -89,5 +89,8 @@ def test_a_fault_of_the_device_alone_is_found(tmp_path: Path, monkeypatch: pytes
     source = block.read_text()
     block.write_text(source.replace("return x + weights", "return torch.zeros(x.shape) + x + weights"))
     assert block.read_text() != source
-    with pytest.raises(RehearsalFault, match="on the same device"):
+    with pytest.raises(RehearsalFault, match="on the same device") as raised:
         rehearse_training(run)
+    kept = Path(str(raised.value).rpartition(" is kept in ")[2])
+    assert list((kept / "run" / "logs").iterdir())
+    shutil.rmtree(kept)

@@ -118,7 +118,7 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     from fourfold.model.torch_attention import default_backend
     from fourfold.model.torch_operations import torch_dtype
     from fourfold.rehearse.run import rehearse, rehearse_graphs
-    from fourfold.rehearse.training import rehearse_training, require_host_memory
+    from fourfold.rehearse.training import NoSmallRun, rehearse_training, require_host_memory
     from fourfold.report.console import preparing
     from fourfold.report.format_rehearsal import host_memory_line, rehearsal_lines, training_lines
     from fourfold.report.format_run import layout_line, model_line, transport_lines
@@ -140,8 +140,12 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     lines += rehearsal_lines(results, resolved.layout.world_size, config.run.cuda_graphs)
     print_screen([*lines, host_memory_line(need, machine), ""])
     require_host_memory(need, machine)
-    with preparing("training in small on devices that are not there"):
-        trained = rehearse_training(resolved)
+    try:
+        with preparing("training in small on devices that are not there"):
+            trained = rehearse_training(resolved)
+    except NoSmallRun as error:
+        print_screen([f"not rehearsed: a training in small, which this run has not: {error}"])
+        return 0
     print_screen(training_lines(trained))
     return 0
 

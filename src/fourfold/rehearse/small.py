@@ -179,7 +179,7 @@ def _faults(config: RunConfig) -> Table:
     found = _stated(section, without=("stall_seconds",))
     for key in ("checksum_every_steps", "replay_every_steps"):
         found[key] = min(SAVED_EVERY, getattr(section, key))
-    return {**found, "elastic": False, "min_ranks": 1}
+    return {**found, "elastic": False, "min_ranks": 1, "attempts": 1}
 
 
 def _stated(section: Any, without: Sequence[str] = ()) -> Table:

@@ -5,6 +5,7 @@ The ranks are real processes with real numbers under a real supervisor; torch sa
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fourfold.config import UserError
 from fourfold.config.run_file import dump_run
 from fourfold.config.run_rows import read_rows
 from fourfold.hardware import Cluster
@@ -40,6 +42,10 @@ _OTHERS = (
 """Variables of a launcher around this process, which are for its own ranks."""
 
 
+class NoSmallRun(UserError):
+    """Some size of the run in small does not divide, as those of a person's own block may."""
+
+
 @dataclass(frozen=True)
 class TrainingRehearsal:
     """A training in small that went well. `events`: how often each was written."""
@@ -50,20 +56,25 @@ class TrainingRehearsal:
 
 
 def rehearse_training(resolved: ResolvedRun) -> TrainingRehearsal:
-    """Trains the run in small, and once more from its last save. Raises `UserError` where it has no such size, and `RehearsalFault`
-    with the run's own message where it fails."""
-    begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="fourfold-rehearsal-") as name:
-        folder = Path(name)
-        small = small_run(resolved, folder)
+    """Trains the run in small, and once more from its last save. Raises `NoSmallRun` where there is none, and `RehearsalFault` with
+    the run's own message where it fails."""
+    begun, folder, is_kept = time.monotonic(), Path(tempfile.mkdtemp(prefix="fourfold-rehearsal-")), False
+    try:
+        try:
+            small = small_run(resolved, folder)
+        except UserError as error:
+            raise NoSmallRun(str(error)) from error
         (folder / "run.toml").write_text(dump_run(small.config), encoding="utf-8")
         _train(folder, small.ranks)
         _train(folder, small.ranks, f"batch.steps={RESUMED_STEPS}")
-        rows = list(read_rows(folder / "run" / "events.jsonl"))
-    failures = [str(row.get("message")) for row in rows if row.get("event") == "failure"]
-    if failures:
-        raise RehearsalFault(f"a rank of the training in small failed, and went on after a restart: {failures[0]}")
-    return TrainingRehearsal(small, Counter(str(row.get("event")) for row in rows), time.monotonic() - begun)
+        events = Counter(str(row.get("event")) for row in read_rows(folder / "run" / "events.jsonl"))
+        return TrainingRehearsal(small, events, time.monotonic() - begun)
+    except RehearsalFault:
+        is_kept = True  # its logs tell more
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_host_memory(need: HostNeed, cluster: Cluster | None) -> None:
@@ -94,8 +105,9 @@ def _train(folder: Path, ranks: int, *changes: str) -> None:
             raise
         if code != 0:
             printed.seek(0)
+            message = _message(printed.read())
             raise RehearsalFault(
-                f"a training in small of {ranks} ranks ends with exit code {code}: {_message(printed.read())}"
+                f"a training in small of {ranks} ranks ends with exit code {code}: {message}; it is kept in {folder}"
             )
 
 
@@ -103,4 +115,4 @@ def _message(printed: str) -> str:
     """The error that a launch ended with, on one line."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     first = next((index for index, line in enumerate(lines) if line.startswith("error: ")), max(0, len(lines) - 3))
-    return "; ".join(lines[first : first + 2]).removeprefix("error: ")
+    return lines[first].removeprefix("error: ") if lines else "nothing was printed"
