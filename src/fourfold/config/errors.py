@@ -14,9 +14,14 @@ LONGEST = 100
 
 
 class UserError(Exception):
-    """A mistake in a run file, a command line, or a file it names. Exit code 2; shown without a traceback."""
+    """A mistake in a run file, a command line, or a file it names. Exit code 2; shown without a traceback. `key`: the key that is
+    missing or wrong, for callers that can do without it."""
 
     exit_code = 2
+
+    def __init__(self, *words: object, key: str = "") -> None:
+        super().__init__(*words)
+        self.key = key
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:

@@ -73,7 +73,7 @@ def number(value: Any, key: str, source: str, kind: type, zero: bool = False) ->
     if not good or (not zero and value == 0) or (kind is int and value != int(value)):
         what = "an integer" if kind is int else "a number"
         what = f"{what}, 0 or more" if zero else f"a positive {'integer' if kind is int else 'number'}"
-        raise UserError(f"{source}: {key} = {shortened(value)} is not supported; it must be {what}")
+        raise UserError(f"{source}: {key} = {shortened(value)} is not supported; it must be {what}", key=key)
     return kind(value)
 
 

@@ -122,7 +122,7 @@ def _rotary(raw: AskedKeys, family: str, values: dict[str, Any], differences: li
     try:
         read_rope(stated, found, ("default", "llama3", "yarn"), source)
     except UserError as error:
-        if "rope_theta" in str(error):
+        if error.key == "rope_theta":
             raise
         reason = str(error).removeprefix(f"{source}: ").partition(";")[0]
         differences.append(f"rotary scaling is left out ({reason})")

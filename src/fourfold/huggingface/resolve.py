@@ -93,12 +93,14 @@ def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
         theirs = FAMILIES.get(values.get("family", ""), FAMILIES["llama"]).their_name(key)
         raise UserError(
             f"{Path(folder) / 'config.json'}: {theirs} is missing; state it there, for example "
-            f'"{theirs}": {example}, or in the run file as model.{key}'
+            f'"{theirs}": {example}, or in the run file as model.{key}',
+            key=key,
         )
     if missing:
         raise UserError(
             f"model.{missing[0]} is missing; state it (for example {missing[0]} = {required[missing[0]]}) "
-            f'or name a preset, for example preset = "tiny"'
+            f'or name a preset, for example preset = "tiny"',
+            key=missing[0],
         )
     if values.get("num_experts") and not values.get("moe_ffn_size"):
         values["moe_ffn_size"] = values["ffn_size"]

@@ -28,7 +28,8 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
     if len(bases) > 1:
         raise UserError(
             f"{source}: rope_theta has the values {', '.join(map(str, sorted(bases, key=str)))}, beside and in rope_parameters or "
-            "rope_scaling; keep one of them"
+            "rope_scaling; keep one of them",
+            key="rope_theta",
         )
     if rope.get("rope_theta") is not None:
         values["rope_theta"] = number(rope["rope_theta"], "rope_theta", source, float)

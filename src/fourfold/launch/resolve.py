@@ -157,5 +157,5 @@ def _has_vocab_size(model: ModelSection) -> bool:
     try:
         resolve_model(model)
     except UserError as error:
-        return "vocab_size is missing" not in str(error)
+        return error.key != "vocab_size"
     return True

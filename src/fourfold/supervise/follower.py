@@ -30,7 +30,7 @@ from fourfold.rendezvous.values import OK
 from fourfold.supervise.messages import JOINED, ORDER, REPORT, Order, Report, order_key, report_key, report_seconds
 from fourfold.supervise.observation import observe
 from fourfold.supervise.signals import LaunchOutcome, StopRequests
-from fourfold.supervise.supervisor import RESTARTED_SECONDS, in_mid_run, is_ready, kept_memory, reach
+from fourfold.supervise.supervisor import RESTARTED_SECONDS, in_mid_run, kept_memory, prepare_start, reach
 from fourfold.supervise.tracebacks import read_tracebacks
 
 _POLL_SECONDS, _LOOK_SECONDS = 0.02, 0.1
@@ -177,7 +177,7 @@ class _Follower:
         if order.action == "start":
             self.kill()
             index = self._member.index
-            is_ready(self._spawner, self._folder, order.world_size, index)
+            prepare_start(self._spawner, self._folder, order.world_size, index)
             self._ranks = LocalRanks(
                 self._folder, self._spawner, lambda rank: not in_mid_run(self._folder, rank, index), index
             )

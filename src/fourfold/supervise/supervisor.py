@@ -106,7 +106,7 @@ def supervise(
         where = loopback_interface() if member is None else reach(member)
         launch = _Launch(folder, spawner, threads, store, {**store.environment(), **where}, fleet, places, judge)
         if machines is not None:
-            is_ready(spawner, folder, ranks)  # starts what forks ranks, before a thread lives
+            prepare_start(spawner, folder, ranks)  # starts what forks ranks, before a thread lives
             store.start()
             cleanup.enter_context(announced(folder, store, machines.token))
         outcome = LaunchOutcome(1, "the supervisor ended by an error")
@@ -159,7 +159,7 @@ class _Launch:
         while True:
             waited, received = time.monotonic() - begun, self.judge.received
             slots = self.places.choose(may_shrink=self.generation > 0 or waited > patience)
-            ready = is_ready(self.spawner, self.folder, len(slots or ()))
+            ready = prepare_start(self.spawner, self.folder, len(slots or ()))
             if slots is not None and ready and self.fleet.is_ready(slots):
                 return slots
             if len(received) > 1 or (received and slots is None):
@@ -213,8 +213,9 @@ def kept_memory(on_notice: Callable[[str], None]) -> Iterator[MemoryFile | None]
         os.close(descriptor)
 
 
-def is_ready(spawner: Spawner, folder: RunFolder, ranks: int, machine: int = 0) -> bool:
-    """Whether ranks can be started at once, none of which has reported yet. Raises `RunFailure`."""
+def prepare_start(spawner: Spawner, folder: RunFolder, ranks: int, machine: int = 0) -> bool:
+    """Begins the process that forks ranks, and clears the positions of those before; whether ranks can be started at once. Raises
+    `RunFailure`."""
     try:
         if not spawner.ready():
             return False
