@@ -319,7 +319,7 @@ def plain_eager(what: str, case: Case, file: str) -> None:
 
 
 def plain_compiled(what: str, case: Case, file: str) -> None:
-    """The same with every block and the loss through torch.compile."""
+    """A line of plain torch with every block and the loss through torch.compile."""
     print_plain(what, case, "torch.compile", plain_step(case.table, device(), compiled=True))
 
 

@@ -44,7 +44,7 @@ class Outcomes:
 
 
 def tests() -> int:
-    """Those marked `gpu`. On a machine without a device they are collected and skipped."""
+    """Tests marked `gpu`. On a machine without a device they are collected and skipped."""
     import pytest
 
     marked = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]

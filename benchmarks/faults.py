@@ -120,7 +120,7 @@ def hangs(run_file: Path, out: Path, times: int, ranks: int) -> None:
 
 
 def storm(run_file: Path, folder: Path, steps: int, mean: float, ranks: int) -> None:
-    """The same run without and under kills at random times, `mean` seconds apart."""
+    """A run without and under kills at random times, `mean` seconds apart."""
     times = []
     for name in ("undisturbed", "storm"):
         begun, draw = time.monotonic(), random.Random(0)
@@ -142,7 +142,7 @@ def storm(run_file: Path, folder: Path, steps: int, mean: float, ranks: int) -> 
 
 
 def regular(run_file: Path, folder: Path, steps: int, every: int, ranks: int) -> None:
-    """The same run twice, without a fault and with a kill every so many steps: the time to finish. Its steps take some tenths of a
+    """A run twice, without a fault and with a kill every so many steps: the time to finish. Its steps take some tenths of a
     second, which leave a restart its share; the shorter a step, the larger that is."""
     changes = (*LARGE, f"batch.steps={steps}", "faults.restarts=1000")
     times = []

@@ -86,7 +86,7 @@ class Fourfold(Peer):
 
 
 def positions(layout: Layout, rank: int) -> Tensor | None:
-    """Those of a sequence that the rank has; None: all."""
+    """Positions of a sequence that the rank has; None: all."""
     return torch.tensor(layout.positions(rank)) if layout.cp > 1 else None
 
 

@@ -81,7 +81,7 @@ def _count_line(
 
 
 def recorded(piece: Piece, model: ModelConfig) -> list[Elementwise]:
-    """Its memory-bound kernels on a GPU."""
+    """A piece's memory-bound kernels on a GPU."""
     recording = Recording(staging=False)
     ops = RecorderOperations(recording, accelerator=True)
     recording.begin()

@@ -44,7 +44,7 @@ def _tensor(given: Input, dtype: torch.dtype, device: torch.device, generator: t
 
 
 def copies(arrays: Arrays) -> dict[str, Tensor]:
-    """The same once more: a piece may overwrite its inputs."""
+    """Copies of the inputs: a piece may overwrite its inputs."""
     return {name: tensor.clone() for name, tensor in arrays.items()}
 
 

@@ -82,7 +82,7 @@ class LayoutWork(Work):
         return self.batch(0, step)
 
     def alone(self) -> "LayoutWork":
-        """The same steps by one process."""
+        """The steps by one process."""
         return replace(self, ranks=1, case=None)
 
 

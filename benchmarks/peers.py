@@ -102,7 +102,7 @@ class TorchPeer(Peer):
 
 
 class Local(TorchPeer):
-    """The same work without a byte of communication, each rank on its own batch: the floor, and no valid training."""
+    """Work without a byte of communication, each rank on its own batch: the floor, and no valid training."""
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         return model
@@ -112,7 +112,7 @@ class Local(TorchPeer):
 
 
 class FasterMatmuls(Local):
-    """The same with matmuls by oneDNN where it is faster than MKL."""
+    """`Local` with matmuls by oneDNN where it is faster than MKL."""
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         use_faster_library(model, tokens=MEASURED_TOKENS)
@@ -120,7 +120,7 @@ class FasterMatmuls(Local):
 
 
 class FusedFasterMatmuls(Local):
-    """The same with fourfold's larger matmuls too."""
+    """`FasterMatmuls` with fourfold's larger matmuls too."""
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         fuse(model)
@@ -129,7 +129,7 @@ class FusedFasterMatmuls(Local):
 
 
 class Compiled(Local):
-    """The same through torch.compile: Inductor's fused loops between the matmuls."""
+    """`Local` through torch.compile: Inductor's fused loops between the matmuls."""
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         compiled: nn.Module = torch.compile(model)
@@ -158,7 +158,7 @@ class DDP(TorchPeer):
 
 
 class DDPFusedFasterMatmuls(DDP):
-    """The same with fourfold's larger matmuls, by oneDNN where it is faster than MKL."""
+    """`DDP` with fourfold's larger matmuls, by oneDNN where it is faster than MKL."""
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         fuse(model)

@@ -79,7 +79,7 @@ def best_neighbour(request: Request, best: Priced) -> tuple[float, str]:
 
 
 def slower_links(cluster: Any) -> Any:
-    """The same with half of the bandwidth of every level."""
+    """A copy of the cluster with half of the bandwidth of every level."""
     levels = tuple(replace(each, bytes_per_second=each.bytes_per_second / 2) for each in cluster.levels)
     return replace(cluster, levels=levels)
 

@@ -40,7 +40,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Its name, which stays where lines move."""
+        """The site's name, which stays where lines move."""
         return f"{self.path}::{self.function}::{self.kind}::{self.nth}::{self.old}::{self.new}"
 
     @property

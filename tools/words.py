@@ -14,18 +14,21 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE, ALLOWED = Path("tools/words.toml"), Path("tools/words_allowed.toml")
 _SUFFIXES = (".md", ".py", ".toml", ".yml", ".css", ".sh", "Makefile", "run")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+STARTS = ("docstrings", "sentences")
+"""Places whose beginning alone is compared."""
 _TEXT_TOKENS = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
 @dataclass(frozen=True)
 class Word:
-    """One banned word. `places`: some of text, names, sentences."""
+    """One banned word. `places`: some of text, names, sentences, docstrings."""
 
     word: str
     pattern: re.Pattern[str]
@@ -47,6 +50,18 @@ class Use:
 
 
 @dataclass(frozen=True)
+class UnderWay:
+    """Files and folders that another change is in, by patterns of their paths, and the words that they may still have."""
+
+    paths: tuple[str, ...] = ()
+    words: frozenset[str] = frozenset()
+
+    def spares(self, path: str, word: Word) -> bool:
+        """Whether a file may have a word for now."""
+        return word.word in self.words and any(fnmatch(path, each) for each in self.paths)
+
+
+@dataclass(frozen=True)
 class Table:
     """`words.toml`, read."""
 
@@ -54,10 +69,11 @@ class Table:
     folders: tuple[str, ...]
     files: tuple[str, ...]
     skip: tuple[str, ...]
+    under_way: UnderWay
 
 
 def read_table(path: Path) -> Table:
-    """Raises `ValueError` for an entry with an unknown key."""
+    """The table of words in a file. Raises `ValueError` for an unknown key, and for an exemption of a word that is none."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     words = []
     for entry in document["words"]:
@@ -65,8 +81,12 @@ def read_table(path: Path) -> Table:
             raise ValueError(f"{path}: {entry['word']!r} has unknown keys {sorted(unknown)}")
         pattern = _compiled(entry.get("pattern", entry["word"]))
         words.append(Word(entry["word"], pattern, entry["use"], frozenset(entry.get("in", ("text", "names")))))
-    check = document["check"]
-    return Table(tuple(words), *(tuple(check[key]) for key in ("folders", "files", "skip")))
+    check, listed = document["check"], document.get("under_way", {})
+    under_way = UnderWay(tuple(listed.get("paths", ())), frozenset(listed.get("words", ())))
+    if strangers := under_way.words - {word.word for word in words}:
+        raise ValueError(f"{path}: under_way.words has {sorted(strangers)}, which no entry bans")
+    folders, files, skip = (tuple(check[key]) for key in ("folders", "files", "skip"))
+    return Table(tuple(words), folders, files, skip, under_way)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -79,8 +99,8 @@ def uses_in(path: str, source: str, table: Table) -> list[Use]:
     found: list[Use] = []
     for place, line, text in _pieces(path, source):
         taken: list[tuple[int, int]] = []
-        for word in (word for word in table.words if place in word.places):
-            matches = word.pattern.finditer(text) if place != "sentences" else filter(None, [word.pattern.match(text)])
+        for word in (word for word in table.words if place in word.places and not table.under_way.spares(path, word)):
+            matches = word.pattern.finditer(text) if place not in STARTS else filter(None, [word.pattern.match(text)])
             for match in matches:
                 if all(match.end() <= start or end <= match.start() for start, end in taken):
                     taken.append(match.span())
@@ -105,6 +125,7 @@ def _pieces(path: str, source: str) -> Iterator[tuple[str, int, str]]:
         for statement in body if isinstance(body, list) else []:
             value = statement.value if isinstance(statement, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield "docstrings", value.lineno, value.value.lstrip()
                 yield from (("sentences", value.lineno + line, text) for line, text in _sentences(value.value))
 
 

@@ -48,7 +48,7 @@ class LayoutRequest:
         return "none" if self.recompute == "selective" and self.recompute_modules == ATTENTION_CORE else self.recompute
 
     def with_half_microbatches(self) -> "LayoutRequest":
-        """The same batch in twice as many microbatches of half as many sequences."""
+        """A copy with the batch in twice as many microbatches of half as many sequences."""
         half, twice = self.microbatch_sequences // 2, 2 * self.num_microbatches
         return replace(self, microbatch_sequences=half, num_microbatches=twice)
 

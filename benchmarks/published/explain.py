@@ -63,7 +63,7 @@ def _stated(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def explanation_lines(document: dict[str, Any]) -> list[str]:
-    """The same for a terminal."""
+    """An explanation for a terminal."""
     lines = [f"{document['id']}: {document['source']}"]
     for key in ("model", "layout", "batch", "precision", "machine", "software", "measured"):
         lines += [key, *(f"  {name} = {value}" for name, value in document[key].items())]

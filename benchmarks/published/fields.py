@@ -38,7 +38,7 @@ class Fields:
         return self.table.get(key) is not None
 
     def named(self, others: Mapping[str, tuple[str, ...]]) -> "Fields":
-        """The same with what stands under another of a key's names under the key, where that is not there itself."""
+        """A copy with what stands under another of a key's names under the key, where that is not there itself."""
         table = dict(self.table)
         for key, names in others.items():
             found = next((name for name in (key, *names) if table.get(name) is not None), key)

@@ -49,7 +49,7 @@ def informed_text(informed: Table) -> str:
 
 
 def departures(table: Table) -> Table:
-    """The same constants, each entry without those that it would inherit. Every entry stays, so that its name stays known."""
+    """Constants, each entry without those that it would inherit. Every entry stays, so that its name stays known."""
     known = constants_of(table)
     return {
         "link": _departing(table["link"], {**vars(Links()), "share": LINK_SHARE}),

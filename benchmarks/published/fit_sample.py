@@ -42,7 +42,7 @@ def telling(cases: list[PublishedCase]) -> list[PublishedCase]:
 
 
 def tuned_devices(cases: list[PublishedCase]) -> frozenset[str]:
-    """Those that other rows than this project's own have."""
+    """Devices that other rows than this project's own have."""
     return frozenset(case.device for case in cases if case.file not in COLLECTED)
 
 

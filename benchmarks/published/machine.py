@@ -189,7 +189,7 @@ USUAL_NETWORK = {
 has that comes with fourfold, or none comes with it: a card of 200 or 400 Gb/s each (800 Gb/s for GB300), Gaudi's three ports of
 100 or 200 Gb/s, Aurora's eight cards for twelve tiles."""
 ANY_NETWORK = 12.5e9
-"""The same of any other."""
+"""Bytes a second of any other device beyond its node."""
 
 
 @lru_cache(maxsize=64)

@@ -145,7 +145,7 @@ _GRAPHS = {"true": "CUDA graphs", "full": "CUDA graphs", "false": "no CUDA graph
 
 
 def _notes(row: Fields) -> str:
-    """All that the row says in words of its own."""
+    """Notes that the row has in words of its own."""
     offload = row.text("offload")
     compiled = "" if row.table.get("compile") is not False else "not compiled"
     kernel = row.text("attention_kernel")

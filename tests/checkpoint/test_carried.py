@@ -122,7 +122,7 @@ def test_the_end_of_text_of_the_run_is_one_of_the_folders_or_takes_their_place(
 
 
 def test_another_tokenizer_takes_nothing_of_the_folders(tmp_path: Path) -> None:
-    """Its ids would be other tokens."""
+    """Another tokenizer's ids would be other tokens."""
     model = original(tmp_path / "in")
     document = json.loads((tmp_path / "in" / "tokenizer.json").read_text())
     document["added_tokens"][4]["content"] = "<other>"

@@ -88,7 +88,7 @@ def test_the_first_checkpoint_has_none_before_it(tmp_path: Path) -> None:
     st.integers(0, 7),
 )
 def test_no_flipped_bit_changes_what_is_loaded(saved: Path, name: str, where: float, bit: int) -> None:
-    """It is refused, or (1e-05 written 1E-05) it means the same."""
+    """A changed file is refused, or (1e-05 written 1E-05) means the same."""
     path, untouched = saved / name, read_manifest(saved)
     data = path.read_bytes()
     changed = bytearray(data)
@@ -155,7 +155,7 @@ def test_a_folder_without_manifest(saved: Path) -> None:
 
 
 def test_a_copied_or_renamed_folder(saved: Path) -> None:
-    """It is refused under the step of its new name, and read under a name that is no step's."""
+    """A folder is refused under the step of its new name, and read under a name that is no step's."""
     copy = saved.parent / "step-000900"
     shutil.copytree(saved, copy)
     check_refused(copy, "manifest.json", "is of step 2: the folder was copied or renamed to step-000900")

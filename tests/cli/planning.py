@@ -4,7 +4,7 @@ import json
 
 ASKED = ("--model", "llama3-8b", "--cluster", "dgx-h100:16", "--sequence-length", "8192", "--batch-sequences", "64")
 SMALL = (*ASKED, "--budget", "1", "--keep", "3")
-"""The same with a search of half the work."""
+"""`ASKED` with a search of half the work."""
 DECIDED = (
     "data.corpus=/shared/text",
     "data.tokenizer=/shared/tokenizer.json",

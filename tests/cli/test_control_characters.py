@@ -141,7 +141,7 @@ def test_a_terminal_sees_help_in_colour_and_a_run_without_their_codes(hostile: P
 
 
 def on_terminal(*words: str, folder: Path | None = None) -> str:
-    """All that a command sends to a terminal."""
+    """Everything that a command sends to a terminal."""
     here, there = pty.openpty()
     command = [sys.executable, "-m", "fourfold", *words]
     process = subprocess.Popen(command, stdout=there, stderr=there, stdin=there, cwd=folder)

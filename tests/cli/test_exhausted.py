@@ -83,7 +83,7 @@ def test_a_page_for_which_too_few_files_may_be_opened_is_not_begun(here: Path) -
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("files", [*range(FEWEST, 48), 56, 64, 80])
 def test_a_run_is_refused_by_the_limit_or_trains(here: Path, files: int, ranks: int) -> None:
-    """There is no limit under which it begins and ends midway."""
+    """Under no limit does it begin and end midway."""
     done = trained(files, ranks)
     if done.returncode:
         names_the_limit(done, files)

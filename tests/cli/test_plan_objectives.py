@@ -170,7 +170,7 @@ def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) ->
 @pytest.mark.rest
 @pytest.mark.parametrize("objective", [("cheapest",), ("devices", "--deadline-days", "9")])
 def test_an_objective_says_of_its_devices_what_a_plan_on_them_says(fourfold, objective: tuple[str, ...]) -> None:
-    """Its own line of figures too, and what `simulate` says of the layout."""
+    """The objective's own line of figures is equal too, and what `simulate` says of the layout."""
     asked = (*SMALL[:3], "dgx-h100:16", *SMALL[4:], "layout.cp=1", *RUN)
     found = document(fourfold, *asked, "--objective", *objective, "--out", "planned.toml")
     direct = document(fourfold, *asked[:3], f"dgx-h100:{found['devices']}", *asked[4:])

@@ -59,7 +59,7 @@ def test_a_document_has_its_type(name: str) -> None:
 
 
 def test_every_document_has_a_type() -> None:
-    """Those of a run's folder are tested in test_run.py."""
+    """Documents of a run's folder are tested in test_run.py."""
     assert set(SCHEMAS) == {*BODIES, *KEYS}
     assert set(DOCUMENTS) <= set(SCHEMAS)
 
@@ -115,7 +115,7 @@ def test_a_layout_that_cannot_run_is_an_answer() -> None:
 
 
 def test_every_key_that_a_step_depends_on_is_in_the_catalog() -> None:
-    """Those of every optimizer too, with its own defaults; `read_setup` takes each of them."""
+    """Keys of every optimizer are there too, with its own defaults; `read_setup` takes each of them."""
     keys = json.loads(encoded("catalog", {}, silent))["keys"]
     found = {(each["key"], each["optimizer"]) for each in keys}
     assert len(found) == len(keys)

@@ -107,7 +107,7 @@ def test_an_idle_slot_waits_for_what_comes_last() -> None:
 
 
 def test_the_critical_path_makes_up_the_step() -> None:
-    """Its slots and the transfers between them follow one another without a gap."""
+    """Slots of the critical path and the transfers between them follow one another without a gap."""
     for schedule in ("gpipe", "zb_h1", "interleaved_1f1b"):
         drawn = document(schedule=schedule, virtual_stages=2, times={**TIMES, "transfer": 0.25})
         time, before = 0.0, None

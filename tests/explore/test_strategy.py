@@ -39,7 +39,7 @@ def predicted(keys: dict[str, str]) -> dict[str, Any]:
 
 
 def answered(keys: dict[str, str]) -> dict[str, Any]:
-    """The same, or why it cannot be."""
+    """The prediction, or why there is none."""
     try:
         return predicted(keys)
     except UserError as error:
@@ -335,7 +335,7 @@ def test_a_slider_redraws_soon(watched: Watched) -> None:
 
 
 def test_the_first_paint_is_soon(watched: Watched) -> None:
-    """It waits for no answer of the server, and for few bytes. The docs have the time on a quiet machine."""
+    """The first paint waits for no answer of the server, and for few bytes. The docs have the time on a quiet machine."""
     tab, held = watched.tab, list[Any]()
     tab.route("**/api/*", lambda route: held.append(route))
     tab.goto(watched.address)

@@ -68,12 +68,12 @@ def own(number: int) -> tuple[int]:
 
 
 def near(number: int) -> tuple[int, ...]:
-    """Those on the processor of a task, where tasks follow each other on processors."""
+    """Devices on the processor of a task, where tasks follow each other on processors."""
     return ALL[:4] if number < 4 else ALL[4:]
 
 
 def near_in_turn(number: int) -> tuple[int, ...]:
-    """The same where tasks go to one processor after another, as is Slurm's default."""
+    """Devices on the processor of a task where tasks go to one processor after another, as is Slurm's default."""
     return ALL[:4] if number % 2 == 0 else ALL[4:]
 
 

@@ -73,7 +73,7 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
 def test_the_two_halves_of_backward_do_what_the_full_one_does(
     model: ModelConfig, tp: int, sequence: bool, policy: str
 ) -> None:
-    """The same arithmetic and the same collectives, in another order; the operands of W were made or kept by I."""
+    """Arithmetic and collectives are equal, in another order; the operands of W were made or kept by I."""
     shape = Shape(4, 128, "fp32", "fp32", False, tp=tp, sequence_parallel=sequence)
     block = build_segments(model)[1]
     footprint = segment_footprint(block, model, shape, policy)

@@ -162,7 +162,7 @@ def test_ranks_as_transformers(model: ModelConfig, case: Case, monkeypatch: pyte
 
 
 def test_pairs_that_are_neighbours_turn_as_in_transformers() -> None:
-    """The same elements, sorted apart there and left in their places here."""
+    """Elements are equal, sorted apart there and left in their places here."""
     x, (cos, sin) = random(2, 5, 3, 8), tables(replace(DEEPSEEK, rope_head_dim=8), 5)
     full = (torch.cat((t, t), -1).view(1, 5, -1) for t in (cos, sin))
     expected = reference.apply_rotary_pos_emb_interleave(x, x, *full, unsqueeze_dim=2)[0]

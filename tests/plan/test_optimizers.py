@@ -54,7 +54,7 @@ MUON = [
 
 @pytest.mark.parametrize(("more", "keys"), MUON)
 def test_a_bound_counts_newton_schulz_and_is_below_the_simulation(more: dict[str, Any], keys: dict[str, Any]) -> None:
-    """There are few tokens, so that the update is most of a step; layouts have every ZeRO stage, tp and etp."""
+    """The batch has few tokens, so that the update is most of a step; layouts have every ZeRO stage, tp and etp."""
     asked, seen, longer = request(16, 16, optimizer=section("muon", **keys), **more), set(), []
     plain = replace(asked, optimizer=section("adamw"))
     for candidate, seconds, _ in drawn(asked, 60, seed=11):

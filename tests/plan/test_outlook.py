@@ -16,7 +16,7 @@ from tests.plan.test_bounds import EXPERTS, drawn, model, request
 
 
 def small_device(asked: Request, memory_bytes: float) -> Request:
-    """The same on devices of so much memory."""
+    """The request on devices of so much memory."""
     cluster = replace(asked.cluster, device=replace(asked.cluster.device, memory_bytes=memory_bytes))
     return replace(asked, template=replace(asked.template, cluster=cluster), memory_bytes=int(memory_bytes))
 

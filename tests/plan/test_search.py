@@ -84,7 +84,7 @@ def test_every_layout_is_counted_once() -> None:
 
 
 def test_a_budget_ends_the_search_and_is_reported() -> None:
-    """It is work, not time: a busy machine ends at the same layout."""
+    """A budget is work, not time: a busy machine ends at the same layout."""
     first, second = (search(request(64, 512), budget=0.3) for _ in range(2))
     assert first.counts.shapes_not_priced > 0 or first.counts.not_searched > 0
     assert first.best == second.best

@@ -16,7 +16,7 @@ def layout_spec(name: str) -> tuple[StepSpec, Any]:
 
 
 def sections_spec(ranks: int, sections: Sections) -> tuple[StepSpec, Any]:
-    """The same for sections of a run table."""
+    """The step of sections of a run table over NCCL, and its optimizer's section."""
     config = parse_run(run_table(**sections))
     model = resolve_model(config.model)
     return resolve_step(config, model, resolve_layout(config, model, ranks), "native"), config.optimizer

@@ -70,7 +70,7 @@ def device() -> Any:
 
 
 def test_pinned_memory_is_the_hosts(device: Any) -> None:
-    """It has no data, and is none of the device's; copies to and from it are asynchronous; its views are pinned as well."""
+    """Pinned memory has no data, and is none of the device's; copies to and from it are asynchronous; views are pinned as well."""
     journal, kernels = device
     there = torch.zeros(1 << 40, pin_memory=True)
     assert (there.is_cuda, there.device.type, there.is_pinned()) == (False, "cpu", True)

@@ -128,7 +128,7 @@ def test_requests_do_not_grow_with_the_parts_of_the_work() -> None:
 
 
 def test_a_rank_that_draws_for_hours_is_not_taken_for_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its position moves with every part, so that the watch counts no time against it."""
+    """The rank's position moves with every part, so that the watch counts no time against it."""
     board, ours, now = ProgressBoard(tmp_path, 0), Store(), 0.0
     drawing = barrier(ours, 1, record=board.record)
     watch = Watch(FaultsSection(stall_seconds=5.0), LIMIT, SimpleNamespace(on_device=False))  # type: ignore[arg-type]

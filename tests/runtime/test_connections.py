@@ -69,7 +69,7 @@ class _World:
 
 
 def sets_of_ranks(spec: StepSpec, rank: int) -> set[tuple[int, ...]]:
-    """Those over which this rank's programs have a collective, and the set of all ranks."""
+    """Sets of ranks over which this rank's programs have a collective, and the set of all ranks."""
     found = {tuple(range(spec.layout.world_size))}
     for program in own_programs(spec, rank):
         for step in program.instructions:

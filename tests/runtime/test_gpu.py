@@ -1,4 +1,4 @@
-"""The same code on a CUDA device: parity with one CPU process, and the predicted peak against the allocator's."""
+"""The runtime on a CUDA device: parity with one CPU process, and the predicted peak against the allocator's."""
 
 import gc
 from typing import Any

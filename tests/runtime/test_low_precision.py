@@ -76,7 +76,7 @@ def test_every_layout_rounds_the_same_numbers_together(recipe: str, name: str) -
 
 
 def test_rounding_is_felt() -> None:
-    """The same run without it, and with gradients in E5M2, has other gradients."""
+    """A run without rounding, and one with gradients in E5M2, have other gradients."""
     tables = (_table({}, False), _table({}, False, gemm_gradients="e5m2"), run_table(**_plain()))
     norms = [run_on_ranks(1, run_rank, table=table, ranks=1)[0]["norms"][0] for table in tables]
     assert len(set(norms)) == 3

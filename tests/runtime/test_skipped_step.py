@@ -16,7 +16,7 @@ from tests.support.ranks import run_on_ranks
 
 
 def _states_of_three_steps(rank: int, table: dict[str, Any], ranks: int) -> list[dict[str, torch.Tensor]]:
-    """All that outlives each step; in the second, a number of a gradient is infinite, on the ranks that have it."""
+    """States that outlive each step; in the second, a number of a gradient is infinite, on the ranks that have it."""
     config, view = prepare_rank(rank, table, ranks)
     spec, device = view.spec, torch.device("cpu")
     groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)

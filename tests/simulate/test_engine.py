@@ -32,7 +32,7 @@ SCHEDULES = [(name, P, v) for name in FIXED for v in stages_of(name, 3) for P in
 def test_with_free_links_the_step_is_the_timeline(
     schedule: str, pp: int, virtual: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same makespan, same bubble: the lowered program holds no rank up."""
+    """Makespan and bubble are equal: the compiled program holds no rank up."""
     spec = one_block_a_stage(schedule, pp, virtual, microbatches)
     unit_blocks(monkeypatch)
     times = simulate(spec, free_prices(spec)).times

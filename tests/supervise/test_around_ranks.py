@@ -129,7 +129,7 @@ def test_what_forks_ranks_is_named_when_it_is_killed(run_file: Path, undisturbed
     "removed", [pytest.param(True, marks=pytest.mark.faults), pytest.param(False, marks=pytest.mark.rest)]
 )
 def test_a_run_whose_folder_is_gone_ends_and_says_so(run_file: Path, tmp_path: Path, removed: bool) -> None:
-    """Its ranks would go on to the end, and save nothing."""
+    """Ranks of a lost folder would go on to the end, and save nothing."""
     out, moved = tmp_path / "run", tmp_path / "moved"
     with Supervised(run_file, out, FOR_EVER) as run:
         run.wait_until(lambda: run.events("save"))  # a checkpoint is there to go on from

@@ -50,7 +50,7 @@ def test_a_collective_left_out_shows_in_the_bytes_of_the_step() -> None:
 
 
 def test_a_rank_too_busy_to_say_where_it_is_computes_without_end() -> None:
-    """It has come to the sum that its peer waits for; its calls are not known, and it wants the processor."""
+    """The rank has come to the sum that its peer waits for; its calls are not known, and it wants the processor."""
     resolved = resolve_run(parse_run(RUN), 2, 320)
     at = next(i for i, step in enumerate(resolved.train_programs[0].instructions) if step.short == "C")
     place = Position(7, at, 0.0, 0.0, TRAINING, 1)
@@ -89,7 +89,7 @@ class TwoRanks:
 
 
 def test_the_rank_at_fault_is_named_as_soon_as_it_has_had_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that wait for it are late a moment before; nobody then looks away for a second."""
+    """Ranks that wait for it are late a moment before; nobody then looks away for a second."""
     resolved = resolve_run(parse_run(RUN), 2, 320)
     at = next(i for i, step in enumerate(resolved.train_programs[0].instructions) if step.short == "C")
     clock = [0.0]

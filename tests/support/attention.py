@@ -278,7 +278,7 @@ class Recorded:
 
 
 def record(case: Case, ring_rank: int = 0) -> Recorded:
-    """The same forward and backward on ghosts."""
+    """Records the forward and backward of a case on shape-only tensors."""
     recording, phases = Recording(staging=True), []
     degrees = {"cp_ring": case.ring, "cp_ulysses": case.ulysses}
     groups = {

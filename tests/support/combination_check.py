@@ -1,4 +1,4 @@
-"""All that must hold of one combination: sound, equal to one process, declared to the byte, the same run under another layout."""
+"""Laws that must hold of one combination: sound, equal to one process, declared to the byte, the same run under another layout."""
 
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def check_memory(ranks: int, table: dict[str, Any]) -> None:
 
 
 def state_of(folder: Path, table: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """All that a checkpoint has, as one rank would have it: weights, states of the optimizer, balancing biases."""
+    """Everything that a checkpoint has, as one rank would have it: weights, states of the optimizer, balancing biases."""
     config, view = prepare_rank(0, {**table, "layout": {}}, 1)
     device = torch.device("cpu")
     units = build_units(view, 0, config.optimizer, device, state.no_fill)

@@ -74,7 +74,7 @@ class Combination:
     other: Table
 
     def __str__(self) -> str:
-        """Its sections, and the other layout."""
+        """Sections of the combination, and the other layout."""
         stated = {name: section for name, section in self.sections.items() if section}
         return f"{self.ranks} ranks {stated}; then {self.other_ranks} ranks {self.other['layout']}"
 

@@ -14,9 +14,9 @@ ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_s
 MATMULS = {"mm", "addmm", "addmm_"}
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 BY_INDEX = {"embedding", "index", "gather", "index_select"}
-"""They read as much as they write, and the index, however large what they read from is."""
+"""Operators that read as much as they write, and the index, however large what they read from is."""
 ADDED_BY_INDEX = {"index_add_", "scatter_add_"}
-"""They read the index, the values, and as much of what they add to."""
+"""Operators that read the index, the values, and as much of what they add to."""
 PUT_BY_INDEX = {"index_put_", "scatter_"}
 READ_TWICE = {"native_layer_norm": (0,), "native_layer_norm_backward": (0, 1)}
 """Operands that a kernel goes over twice: for statistics, then for the output. Recorder and test count both."""

@@ -12,7 +12,7 @@ CONTROLS = (
     "[aria-label=Setup], [aria-label=Trials], div.dial, div.list:has(> select), fieldset:has(input[type=radio]), "
     ".rail .summary"
 )
-"""They stand at the newer state from the moment when a person changes them."""
+"""Controls, which stand at the newer state from the moment when a person changes them."""
 SEEN = """(controls) => {
   const main = document.querySelector("main");
   const pictures = [...main.querySelectorAll("canvas")].map((canvas) => canvas.toDataURL());

@@ -1,4 +1,4 @@
-"""The same run with this runtime on any number of ranks, and its shards put together to be compared."""
+"""A run with this runtime on any number of ranks, and its shards put together to be compared."""
 
 import time
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ from tests.support.staged_links import StagedLinks
 LINKS: Links = {}
 """Process groups of a warm worker, kept from case to case."""
 STAGED_LINKS: Links = {}
-"""The same of links that take NCCL's calls."""
+"""Process groups of a warm worker over links that take NCCL's calls."""
 SAVED = 1
 """The step before which a run's state is saved."""
 

@@ -9,7 +9,7 @@ from fourfold.program.schedule import BUILT_IN, SCHEDULES, find_schedule
 
 NAMES = tuple(schedule.name for schedule in SCHEDULES)
 FIXED = tuple(schedule.name for schedule in BUILT_IN)
-"""Those whose orders depend on sizes alone."""
+"""Schedules whose orders depend on sizes alone."""
 
 
 def with_stages(virtual_stages: int) -> tuple[str, ...]:

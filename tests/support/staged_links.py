@@ -119,7 +119,7 @@ class StagedLinks:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Its values in the host's memory, apart from what happens to it now."""
+    """A copy of a tensor's values in the host's memory, apart from what happens to it now."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 

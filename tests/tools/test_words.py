@@ -65,6 +65,44 @@ def test_a_docstring_has_no_headless_sentence(docstring: str, lines: list[int]) 
     assert [line - 1 for line, word in found("a.py", source) if word.startswith("headless")] == lines
 
 
+@pytest.mark.parametrize(
+    ("docstring", "found_at"),
+    [
+        ("The same for a rank.", True),
+        ("Those of a rank.", True),
+        ("Such a rank.", True),
+        ("Its bytes.", True),
+        ("All that a rank sends.", True),
+        ("That of a rank.", True),
+        ("\n    These are sent.", True),
+        ("Bytes that a rank sends. The same in backward.", False),
+        ("This rank's bytes.", False),
+        ("Itself.", False),
+        ("All ranks.", False),
+    ],
+)
+@pytest.mark.parametrize("form", ['"""{}"""\n', 'def f():\n    """{}"""\n', 'class C:\n    x = 1\n    """{}"""\n'])
+def test_a_docstring_says_what_the_thing_is(docstring: str, found_at: bool, form: str) -> None:
+    uses = [word for _, word in found("src/fourfold/plan/a.py", form.format(docstring))]
+    assert uses == ["docstring that points elsewhere"] * found_at
+
+
+def test_files_that_another_change_is_in_are_spared_its_words_alone() -> None:
+    source = '"""The same, with a held-out loss."""\n'
+    for path in TABLE.under_way.paths:
+        assert list(words.ROOT.glob(path)), path
+        assert found(path.replace("*", "a"), source) == [(1, "held-out loss")]
+    assert len(found("src/fourfold/plan/a.py", source)) == 2
+
+
+def test_an_exemption_names_a_word_of_the_table(tmp_path: Path) -> None:
+    table = tmp_path / "words.toml"
+    text = (words.ROOT / words.TABLE).read_text()
+    table.write_text(text.replace('words = ["docstring that', 'words = ["phrase that', 1))
+    with pytest.raises(ValueError, match="phrase that points elsewhere"):
+        words.read_table(table)
+
+
 def test_no_replacement_is_itself_replaced() -> None:
     for word in TABLE.words:
         assert not [use.word.word for use in words.uses_in("a.md", word.use, TABLE)], word.use

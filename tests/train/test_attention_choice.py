@@ -125,7 +125,7 @@ def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], expected: tupl
 
 
 def test_a_run_computes_with_the_one_that_it_names(tmp_path: Path, corpus: Path) -> None:
-    """Its record and its checkpoint say so; losses and norms are those of the other back end but for rounding."""
+    """The run's record and its checkpoint say so; losses and norms are those of the other back end but for rounding."""
     found = {}
     for name in ("auto", "tiled"):
         out = make_run(tmp_path / name, corpus, run={"attention_backend": name, "sample_tokens": 0}, batch={"steps": 3})

@@ -108,7 +108,7 @@ def test_data_that_cannot_be_read_fail_the_step_that_needs_them() -> None:
 
 
 def test_a_step_only_copies_what_was_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is done on the host for a microbatch is done on the thread."""
+    """Everything that is done on the host for a microbatch is done on the thread."""
     _, ahead, _ = made("documents")
     feed = ahead.take(0)
     monkeypatch.setattr(RowFeed, "_own", lambda *_: pytest.fail("cut in the step"))

@@ -134,7 +134,7 @@ def test_swiglu_and_rotation() -> None:
 
 @pytest.mark.parametrize("kind", matmuls.KINDS)
 def test_matmuls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are tried in a run's own widths: oneDNN here is wrong where a layer writes 700 features."""
+    """Matmuls are tried in a run's own widths: oneDNN here is wrong where a layer writes 700 features."""
     linear = torch_onednn.linear
     monkeypatch.setattr(torch_onednn, "linear", lambda x, w, *bias: linear(x, w, *bias) * (1 + (len(w) == 700)))
     gemms = {

@@ -48,7 +48,7 @@ class LayoutOverrides:
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str]]:
-    """Those that the search is held to, and the others, which a run file takes. Raises `UserError`."""
+    """Overrides that the search is held to, and the others, which a run file takes. Raises `UserError`."""
     layout, others = LayoutOverrides(), []
     for override in overrides:
         key, equals, text = (part.strip() for part in override.partition("="))

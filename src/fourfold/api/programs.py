@@ -107,11 +107,11 @@ class RunProgram:
         return memory_peak(self._list(pp_rank))
 
     def with_instructions(self, instructions: Iterable[Instruction], pp_rank: int = 0) -> "RunProgram":
-        """The same with other instructions on one pipeline rank."""
+        """A copy with other instructions on one pipeline rank."""
         return self._with(self._list(pp_rank).with_instructions(list(instructions)))
 
     def with_text(self, text: str) -> "RunProgram":
-        """The same with the program that the text form states, on the pipeline rank that it names. Raises `UserError`."""
+        """A copy with the program that the text form states, on the pipeline rank that it names. Raises `UserError`."""
         program = from_text(text)
         if program.kind != self.kind:
             raise UserError(f"program: kind {program.kind}; allowed: {self.kind}, as the programs that it joins")

@@ -39,7 +39,7 @@ START = {"gemm_full_rows": 90.0}
 NOISE = {PASSES: 0.05, "launches": 0.05}
 """Spread, as a share, that no constant explains: passes over segments are what a step is made of."""
 KERNEL_NOISE, OUTLIER = 0.15, 3.0
-"""That of single kernels; an error of more spreads than `OUTLIER` counts less and less."""
+"""Spread of single kernels, as a share; an error of more spreads than `OUTLIER` counts less and less."""
 MOST_ROUNDS, STILL = 25, 1e-3
 
 

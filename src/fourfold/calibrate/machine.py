@@ -120,7 +120,7 @@ def _described(
 
 
 def _slowed(constants: Mapping[str, Any], share: float) -> Table:
-    """The same on a share of the cores: rates times it, seconds over it, sizes as they are."""
+    """Constants on a share of the cores: rates times it, seconds over it, sizes as they are."""
 
     def times(values: Any) -> Any:
         return [times(each) for each in values] if isinstance(values, list) else float(f"{values * share:.4g}")

@@ -64,7 +64,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def back_ends(device: torch.device) -> tuple[Operations, ...]:
-    """Those that a run on the device chooses among: the formulas, and on CUDA the Triton kernels where they can run."""
+    """Back ends that a run on the device chooses among: the formulas, and on CUDA the Triton kernels where they can run."""
     formulas = cast(Operations, torch_operations)
     if triton_refuses(device) is not None:
         return (formulas,)

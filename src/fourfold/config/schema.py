@@ -338,5 +338,5 @@ class RunConfig(Section):
     published: PublishedSection = PublishedSection()
 
     def on_cluster(self, name: str) -> "RunConfig":
-        """The same run on the cluster of that name."""
+        """A copy of the run on the cluster of that name."""
         return self.model_copy(update={"cluster": self.cluster.model_copy(update={"preset": name})})

@@ -130,7 +130,7 @@ class Calibration:
     profiles: Mapping[int, ContentionProfile] = field(hash=False)
 
     def contention_profile(self, ranks: int) -> ContentionProfile:
-        """That of so many ranks, or the nearest."""
+        """Contention profile of so many ranks, or of the nearest number."""
         return self.profiles[min(self.profiles, key=lambda known: (abs(log(known / ranks)), known))]
 
 

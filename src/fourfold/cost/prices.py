@@ -91,7 +91,7 @@ class Prices:
 
     @cached_property
     def plain(self) -> "Prices":
-        """The same with every matmul in the compute format, as the head's are."""
+        """Prices with every matmul in the compute format, as the head's are."""
         return self if self.gemm_dtype == self.dtype else replace(self, gemm_dtype=self.dtype)
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
@@ -139,7 +139,7 @@ class Prices:
         return level_shares(kind, self._span(axes))
 
     def transfer_shares(self, source: int, target: int) -> tuple[float, ...]:
-        """The same of messages from one pipeline rank to another: of the pipelines that are looked at."""
+        """Shares of the levels in messages from one pipeline rank to another, over the pipelines that are looked at."""
         crossed = [level_between(ranks[source], ranks[target], self.cluster) for ranks in self._pipelines]
         return tuple(crossed.count(level) / len(crossed) for level in range(len(self.cluster.levels)))
 

@@ -76,9 +76,9 @@ class SoftwareProfile:
     attention_recomputed: bool = False
     """A matrix of scores that is written is made again in backward."""
     attention_dropout: bool = True
-    """There is dropout on such a matrix."""
+    """Dropout is applied to a matrix of scores that is written."""
     fp32_scores: bool = False
-    """Such a matrix is in fp32 (torch's own operators)."""
+    """Scores that are written are in fp32 (torch's own operators)."""
 
     # Experts
 
@@ -106,7 +106,7 @@ class SoftwareProfile:
     saved_bytes: float = 0.0
     """Activations of a block beyond the declared, in bytes for each token and element of the hidden state."""
     gathered_bytes: float = 0.0
-    """The same of all tokens where sequence parallelism splits them (inputs of GEMMs kept as they were gathered)."""
+    """`saved_bytes` of all tokens where sequence parallelism splits them (inputs of GEMMs kept as they were gathered)."""
     unit_bytes: float = 0.0
     """Bytes of every parameter of embedding, head and four blocks that ZeRO-3's runtime keeps unsharded."""
     saved_share: float = 1.0
@@ -119,7 +119,7 @@ class SoftwareProfile:
     optimizer_bytes: float | None = None
     """Bytes of an element of the optimizer states, where that is not in the master format."""
     master_bytes: float | None = None
-    """The same of its copy of the parameters (0: there is none)."""
+    """Bytes of an element of the optimizer's copy of the parameters (0: there is none)."""
 
     @property
     def dispatches_once(self) -> bool:
@@ -135,7 +135,7 @@ class SoftwareProfile:
 
     @property
     def without_host(self) -> "SoftwareProfile":
-        """The same with all of a step's kernels started as one graph: the host has nothing to do."""
+        """A profile with all of a step's kernels started as one graph: the host has nothing to do."""
         return replace(
             self,
             host_instruction_seconds=0.0,

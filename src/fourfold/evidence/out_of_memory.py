@@ -29,7 +29,7 @@ class OutOfMemory:
     sources: int
 
     def probability(self, share: Share) -> Share:
-        """That a run fails which is predicted to fill this share of its device's memory."""
+        """Probability that a run fails which is predicted to fill this share of its device's memory."""
         return self.least + (1 - self.least) * share**self.steepness / (
             self.half**self.steepness + share**self.steepness
         )

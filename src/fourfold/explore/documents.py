@@ -98,7 +98,7 @@ def slots(body: Body, report: Report) -> dict[str, Any]:
 
 
 def trace(body: Body, report: Report) -> dict[str, Any]:
-    """That timeline as a trace for Perfetto, with flows between ranks."""
+    """Timeline of the pipeline as a trace for Perfetto, with flows between ranks."""
     return trace_document(*_divided(body, OWN))
 
 

@@ -104,7 +104,7 @@ def _translated(flags: Flags) -> tuple[Flags, list[str]]:
 
 
 def _zero(job: TrainerJob) -> int:
-    """Its ZeRO stage: 1 at most in a pipeline."""
+    """ZeRO stage in DeepSpeed's file: 1 at most in a pipeline."""
     return min(job.layout.zero, 1) if job.layout.pp > 1 else job.layout.zero
 
 

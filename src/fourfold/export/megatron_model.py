@@ -10,7 +10,7 @@ from fourfold.export.script import Flags
 LLAMA_LOW, LLAMA_HIGH, LLAMA_ORIGINAL = 1.0, 4.0, 8192
 """Megatron-LM's `--use-rope-scaling` takes these beside the factor."""
 YARN_ORIGINAL, YARN_FAST, YARN_SLOW = 4096, 32.0, 1.0
-"""Its MLA takes these, without a flag."""
+"""Factors of Megatron-LM's MLA, for which there is no flag."""
 
 Part = tuple[Flags, list[str]]
 """Flags, and what they leave out."""

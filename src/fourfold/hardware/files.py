@@ -138,7 +138,7 @@ def one_device(device: Device) -> Cluster:
 
 
 def resized(cluster: Cluster, devices: int) -> Cluster:
-    """The same cluster with another number of its devices, as `load_cluster` gives it. Raises `UserError` as `resize` does."""
+    """A copy of the cluster with another number of its devices, as `load_cluster` gives it. Raises `UserError` as `resize` does."""
     base = cluster.key.partition(":")[0]
     levels = resize(cluster.all_levels, devices, base)
     return replace(cluster, key=f"{base}:{devices}", devices=devices, levels=levels)

@@ -20,7 +20,7 @@ DECODER: dict[str, Any] = {
 }
 """Values of `ModelConfig` that every model of Llama's form has."""
 GROUPED: dict[str, Any] = {**DECODER, "key_value_rank": None, "rope_interleave": False}
-"""The same for models with grouped-query attention."""
+"""Values of `ModelConfig` that every model of Llama's form with grouped-query attention has."""
 DENSE: dict[str, Any] = {**GROUPED, "num_experts": 0}
 SOFTMAX: dict[str, Any] = {
     "router": "softmax",

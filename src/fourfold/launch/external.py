@@ -211,6 +211,6 @@ def _tasks_on_node(environment: Mapping[str, str]) -> int:
 
 
 def start_token(config: RunConfig, member: Member) -> str:
-    """The same for all members of one launch of one run; another for another run, size or (where it is told) launch."""
+    """Hash shared by all members of one launch of one run; another run, size or (where it is told) launch has another."""
     told = f"{member.launch}\n{member.count}\n{dump_run(config)}"
     return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -50,7 +50,7 @@ def _parts(program: Program, routed: bool, pins: bool) -> tuple[int, int]:
 
 
 def host_line(need: HostNeed, ranks: int, available: int | None, machine: str = "this machine") -> list[str]:
-    """That so many ranks of a machine pin more of its memory than it has, with values that take less than that."""
+    """Warning that so many ranks of a machine pin more memory than it has, with values that take less; empty where it suffices."""
     if available is None or need.bytes * ranks <= available:
         return []
     room = available // ranks

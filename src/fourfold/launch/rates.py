@@ -47,7 +47,7 @@ def _beside_each_other(warmup: int, fraction: float, steps: int) -> str:
 
 
 def other_schedule(before: RunConfig, now: RunConfig, step: int) -> str | None:
-    """That a run which goes on makes its next step at another learning rate than its schedule led to."""
+    """Warning that a run which goes on makes its next step at another learning rate than its schedule led to."""
     if step == 0:
         return None
     was = learning_rate(before.optimizer, step - 1, num_steps(before))

@@ -1,4 +1,4 @@
-"""All that can fail before a rank starts: config, data, layout, proof, memory; then the run's folder is written."""
+"""Checks of what can fail before a rank starts: config, data, layout, proof, memory; then the run's folder is written."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -157,7 +157,7 @@ def prepare_run(
 
 
 def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: int) -> list[str]:
-    """That the machine, or a device of it, has less memory than the ranks need."""
+    """Warnings that the machine, or a device of it, has less memory than the ranks need."""
     need = host_need(resolved, cuda_devices > 0)
     if cuda_devices > 0:
         return [*memory_line(peak, 1, device_memory_bytes(), "its device"), *host_line(need, local, memory_bytes())]

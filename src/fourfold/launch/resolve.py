@@ -63,7 +63,7 @@ class ResolvedRun:
         return {}
 
     def with_checks(self) -> "ResolvedRun":
-        """The same run as if every step made all checks that the run ever makes."""
+        """A copy of the run as if every step made all checks that the run ever makes."""
         faults = self.config.faults
         checksum, replay = faults.checksum_every_steps > 0, faults.replay_every_steps > 0
         return replace(self, spec=replace(self.spec, checksum=checksum, replay=replay))

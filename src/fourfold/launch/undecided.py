@@ -81,7 +81,7 @@ def require_itself(config: RunConfig) -> None:
 
 
 def require_text(config: RunConfig, model: ModelConfig, vocab_size: int, tokens: int) -> None:
-    """The same of what is known once the corpus is read: `vocab_size` of its tokenizer, `tokens` that it has for training."""
+    """Raises `UserError` where the corpus is too small for the model: `vocab_size` of its tokenizer, `tokens` for training."""
     if num_parameters(model) <= LARGE:
         return
     found, a_step = _too_small(vocab_size, model), config.batch.global_sequences * config.batch.sequence_length

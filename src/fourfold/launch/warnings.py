@@ -9,16 +9,16 @@ from fourfold.launch.rates import other_schedule, phases_that_do_not_fit
 def warnings_of(
     config: RunConfig, model: ModelConfig, before: RunConfig | None, step: int, seen: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """All of them. `before`: the configuration under which the run has made `step` steps; `seen`: lines about its data and the
-    machine's memory."""
+    """Every warning of a run. `before`: the configuration under which the run has made `step` steps; `seen`: lines about its
+    data and the machine's memory."""
     found = [*seen, _capacity(model), _tensor_scale(config), *phases_that_do_not_fit(config)]
     found.append(other_schedule(before, config, step) if before is not None else None)
     return tuple(f"warning: {line}" for line in found if line is not None)
 
 
 def memory_line(peak_bytes: int, ranks: int, available: int | None, where: str) -> list[str]:
-    """That so many ranks need more memory than there is `where` they run; of a device its context, and what its allocator leaves
-    between buffers, is not counted."""
+    """Warning that so many ranks need more memory than there is `where` they run; of a device its context, and what its allocator
+    leaves between buffers, is not counted."""
     if available is None or peak_bytes * ranks <= available:
         return []
     needs = (

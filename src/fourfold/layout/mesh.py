@@ -126,7 +126,7 @@ class Layout:
         return prod(self.degree(axis) for axis in axes)
 
     def active(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the axes along which there is more than one rank."""
+        """Axes among `axes` along which there is more than one rank."""
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def coordinates(self, rank: int) -> dict[str, int]:

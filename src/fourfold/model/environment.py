@@ -33,7 +33,7 @@ class Environment:
         return self.ops if self.recipe is None else LowPrecisionGemms(self.ops, self.recipe, self.parallel.scales)
 
     def gemms_of(self, features: int) -> Gemms:
-        """The same for a layer that writes so many features on every rank: in the compute format where they are no multiple of
+        """Matmuls of a linear layer that writes so many features on every rank: in the compute format where they are no multiple of
         those that share a scale."""
         return self.ops if self.recipe is not None and features % self.recipe.multiple else self.gemms
 
@@ -98,7 +98,7 @@ class Saved:
         return self._arrays[name]
 
     def changed(self, change: Callable[[Array], Any]) -> "Saved":
-        """The same, with what `change` makes of every array."""
+        """A copy with what `change` makes of every array."""
         result = Saved(self._rebuilt, self._keeps)
         result._arrays = {name: change(array) for name, array in self._arrays.items()}
         return result

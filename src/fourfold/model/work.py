@@ -184,7 +184,7 @@ def sends(*collectives: Collective) -> Work:
 
 
 def without_foreign_joins(work: Work) -> Work:
-    """The same without joins of what other work has started: what a part of a pass does."""
+    """Work without joins of what other work has started: what a part of a pass does."""
     started: set[str] = set()
     kept = []
     for item in work.items:

@@ -135,7 +135,7 @@ def _may_be_better(score: float, least: float, step: float) -> bool:
 
 
 def _away(request: Request, spec: StepSpec, stays: _Start) -> _Start:
-    """The same with optimizer states in the host's memory."""
+    """The start with optimizer states in the host's memory."""
     prices, more = request.prices(spec.layout), 1 + request.software.fragmentation
     freed, seconds = zip(*(freed_and_seconds(view, prices) for view in rank_views(spec)), strict=True)
     lacking = [max(0.0, each - more * size) for each, size in zip(stays.lacking, freed, strict=True)]

@@ -45,7 +45,7 @@ class Arrangements:
 
 
 def arrangements(request: Request, shape: BlockShape) -> Arrangements | None:
-    """All that go around a shape; None where the batch divides over none."""
+    """Arrangements that go around a shape; None where the batch divides over none."""
     ranks, constraints = request.devices // (shape.cp * shape.tp), request.constraints
     if not constraints.choices("outermost", ORDERS, vars(shape)):
         return None

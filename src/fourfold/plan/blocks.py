@@ -149,7 +149,7 @@ class BlockPricer:
         return [each for each in found if each.spared_bytes > 0]
 
     def floor_ways(self, shape: BlockShape) -> list[Way]:
-        """The same for a floor of the shape's price."""
+        """Ways to hold less, for a floor of the shape's price."""
         most = replace(shape, microbatch_sequences=MICROBATCHES[-1], cp=1, cp_method="ring")
         tokens = min(1.0, shape.microbatch_sequences / most.microbatch_sequences / shape.cp)
         more = tokens / FLOOR_SHARE

@@ -87,7 +87,7 @@ class Bounds:
         return np.where(self.is_mixed, plain, self.seconds)
 
     def where(self, fixed: Mapping[str, int | str]) -> "Bounds":
-        """Those rows alone that have these values of `Candidate`'s fields."""
+        """Rows that have these values of `Candidate`'s fields."""
         mask = np.ones(len(self), dtype=bool)
         for key, value in fixed.items():
             if key in ("dp_shard", "dp_replicate", "zero"):

@@ -105,7 +105,7 @@ def _two_and_one(useful: Sequence[int], options: int, number: int) -> Iterator[t
 
 
 def _front(sums: Iterable[_Sum]) -> list[_Sum]:
-    """Those that no other beats in both, fewest seconds first."""
+    """Sums that no other beats in both, fewest seconds first."""
     front: list[_Sum] = []
     for each in sorted(sums, key=lambda s: (s.seconds, -s.spared_bytes)):
         if not front or each.spared_bytes > front[-1].spared_bytes:

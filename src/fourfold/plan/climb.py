@@ -22,7 +22,7 @@ STEP = 0.997
 ADDED = 0.75
 """How much of what simulations add at least to the bounds of their like is taken to be added to one that is not simulated."""
 ADDED_AT_THE_TOP = 0.25
-"""The same for the neighbours of the best, of which none is to be missed."""
+"""`ADDED` for the neighbours of the best, of which none is to be missed."""
 MIXED = 1.02
 """How many times its bound the score of a layout is taken to be that fits by its blocks' ways, before one like it was simulated."""
 MIXES = 4
@@ -42,7 +42,7 @@ class Outlined(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """The same for layouts whose simulations add alike to their bounds."""
+        """A key shared by layouts whose simulations add alike to their bounds."""
         layout = self.candidate
         return (layout.pp > 1, layout.schedule, layout.zero == 3, layout.overlap_experts, self.is_mixed)
 
@@ -117,7 +117,7 @@ class Climb:
             self.least_added[each.kind] = min(known, priced.score / each.score)
 
     def neighbours(self, layout: Candidate) -> list[Candidate]:
-        """Those of a layout, and those of the same layout with what its blocks do with their activations left open. Where that was
+        """Neighbours of a layout, and of the same layout with what its blocks do with their activations left open. Where that was
         chosen, the layout's own are those that compute the same, and differ in how data parallelism is divided and placed."""
         request, free = self.pricer.request, self.kept(layout)
         found = dict.fromkeys([free, *neighbours(request, free)])

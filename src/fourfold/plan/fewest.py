@@ -17,7 +17,7 @@ TORUS_HOST, FINEST = 4, 16
 
 
 def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
-    """The same cluster with parts of a node, then 1, 2, 4, ... nodes, as far as its file allows."""
+    """The cluster with parts of a node, then 1, 2, 4, ... nodes, as far as its file allows."""
     node = cluster.all_levels[0].devices
     devices = 1
     while devices <= largest:
@@ -28,7 +28,7 @@ def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
 
 
 def between(cluster: Cluster, low: int, high: int) -> list[Cluster]:
-    """The same cluster with numbers of devices between two, fifteen at most: whole nodes, parts of them that can be, hosts of a
+    """The cluster with numbers of devices between two, fifteen at most: whole nodes, parts of them that can be, hosts of a
     torus."""
     level = cluster.all_levels[0]
     unit = level.part_multiple or (min(TORUS_HOST, level.devices) if level.kind == "torus" else level.devices)

@@ -38,7 +38,7 @@ def best_first(priced: Iterable[Priced], keep: int) -> list[Priced]:
 
 
 def pareto(priced: Sequence[Priced]) -> list[Priced]:
-    """Those that no other beats in both time and memory, fastest first."""
+    """Layouts that no other beats in both time and memory, fastest first."""
     front: list[Priced] = []
     for each in sorted(priced, key=lambda p: (p.seconds, p.memory_bytes)):
         if not front or each.memory_bytes < front[-1].memory_bytes:

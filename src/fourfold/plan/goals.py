@@ -29,7 +29,7 @@ class TrainingRun:
     failure_hours: float | None = None
 
     def campaign(self, request: Request, layout: Priced) -> Campaign:
-        """Its length, cost and goodput with a layout, as `fourfold simulate` prints them."""
+        """Length, cost and goodput with a layout, as `fourfold simulate` prints them."""
         cluster, spec = request.cluster, candidate_spec(request, layout.candidate)
         dollars, hours = cluster.dollars_per_device_hour, cluster.mean_hours_between_failures_per_device
         assumptions = Assumptions(

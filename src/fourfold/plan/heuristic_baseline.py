@@ -53,7 +53,7 @@ def heuristic_baseline(
 
 
 def _possible(candidates: Iterable[Candidate], bounder: Bounder) -> Iterator[tuple[float, Candidate]]:
-    """Those whose bound of memory fits, with the bound of their time; 0 where there is no bound."""
+    """Candidates whose bound of memory fits, with the bound of their time; 0 where there is no bound."""
     for candidate in candidates:
         shape = candidate.shape
         bounds = bounder.bounds(shape)

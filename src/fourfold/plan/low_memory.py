@@ -55,7 +55,7 @@ class LowMemory:
         return len(self._rows(bounds)) > 0
 
     def _rows(self, bounds: Bounds) -> NDArray[np.int64]:
-        """Those that hold little and are better than what is known of their pipeline."""
+        """Rows of layouts that hold little and are better than what is known of their pipeline."""
         known = map(self.by_pipeline.get, bounds.pipelines)
         best = [math.inf if each is None else each.seconds for each in known]
         most = np.minimum(np.array(best), self.reach)[bounds.pipeline]

@@ -16,7 +16,7 @@ from fourfold.simulate.durations import Durations
 
 
 class OptimizerCosts:
-    """These costs for a request's layouts, a table of them at a time."""
+    """Costs of the optimizer for a request's layouts, a table of them at a time."""
 
     def __init__(self, request: Request) -> None:
         self.request = request

@@ -31,7 +31,7 @@ TIGHT = 0.1
 
 
 def features(layout: Candidate) -> tuple[str, ...]:
-    """All that a layout has beyond degrees, a microbatch, ZeRO, one stage a rank and the same recomputation in all blocks."""
+    """Features that a layout has beyond degrees, a microbatch, ZeRO, one stage a rank and the same recomputation in all blocks."""
     ways = [policy_and_offload(way) for way in layout.activations]
     uneven = len({policy for policy, _ in ways}) > 1 or ":" in layout.recompute
     found = {
@@ -64,7 +64,7 @@ class Outlook:
         return self._capacity * self.risk.share(TIGHT) if self.risk is not None else float("inf")
 
     def probability(self, memory_bytes: float) -> float:
-        """That a layout which is predicted to hold so much runs out of memory; 0 where nothing tells."""
+        """Probability that a layout which is predicted to hold so much runs out of memory; 0 where nothing tells."""
         return self.risk.probability(memory_bytes / self._capacity) if self.risk is not None else 0.0
 
     def distance(self, layout: Candidate) -> float:

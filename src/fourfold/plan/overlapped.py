@@ -16,7 +16,7 @@ TRIED = 3
 
 
 def overlapped(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
-    """Those of the best layouts with expert parallelism and more than one microbatch, with overlap, that fit, and that are faster
+    """The best layouts with expert parallelism and more than one microbatch, with overlap, that fit, and that are faster
     so or asked for."""
     request = pricer.request
     if request.software.name != OWN_SOFTWARE or request.overlap_experts is False:

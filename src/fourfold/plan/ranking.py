@@ -89,7 +89,7 @@ class Ranked(NamedTuple):
 
     @property
     def degrees(self) -> tuple[object, ...]:
-        """The same for layouts of which few are simulated at first."""
+        """A key shared by layouts of which few are simulated at first."""
         layout = self.candidate
         return (layout.tp, layout.cp, layout.pp, layout.ep, self.is_mixed)
 

@@ -103,7 +103,7 @@ class Request:
         return replace(asked, windows=windows, software_overrides=software_overrides, optimizer=optimizer)._masked()
 
     def on(self, cluster: Cluster) -> "Request":
-        """The same on another number of the cluster's devices. Raises `UserError`."""
+        """A copy on another number of the cluster's devices. Raises `UserError`."""
         asked = Request.of(
             self.model,
             cluster,
@@ -133,7 +133,7 @@ class Request:
         return replace(asked, **mine)
 
     def fixing(self, values: Mapping[str, Value | Sequence[Value]]) -> "Request":
-        """The same with these values of a layout's keys, or lists of them, in place of what was stated of those keys. Raises
+        """A copy with these values of a layout's keys, or lists of them, in place of what was stated of those keys. Raises
         `UserError` for a value that no key has."""
         listed = {key: (each,) if isinstance(each, int | str) else tuple(each) for key, each in values.items()}
         for key, each in listed.items():
@@ -142,13 +142,13 @@ class Request:
         return replace(self, constraints=self.constraints.stating(listed))
 
     def of_length(self, sequence_length: int, global_sequences: int) -> "Request":
-        """The same with other sequences."""
+        """A copy with other sequences."""
         model = replace(self.model, max_position=max(self.model.max_position, sequence_length))
         asked = replace(self, model=model, sequence_length=sequence_length, global_sequences=global_sequences)
         return asked._masked()
 
     def _masked(self) -> "Request":
-        """The same with the share of attention's work that masks leave at this length."""
+        """A copy with the share of attention's work that masks leave at this length."""
         documents = self.document_tokens if self.document_mask else None
         share = share_left(self.sequence_length, documents, self.windows)
         return replace(self, template=replace(self.template, masked_share=share))

@@ -25,7 +25,7 @@ def advice_lines(advice: Advice | None, summary: StepSummary) -> list[str]:
 
 
 def advice_document(advice: Advice | None, summary: StepSummary) -> dict[str, Any] | None:
-    """The same with its figures: gains are shares of the layout's own; `limit`: what the step spends its time on, where nothing
+    """Advice with its figures: gains are shares of the layout's own; `limit`: what the step spends its time on, where nothing
     helps."""
     if advice is None:
         return None

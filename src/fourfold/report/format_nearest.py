@@ -30,7 +30,7 @@ def nearest_lines(summary: StepSummary) -> list[str]:
 
 
 def nearest_document(summary: StepSummary) -> list[dict[str, Any]]:
-    """The same as JSON objects, with all that the table of published runs holds."""
+    """The nearest runs as JSON objects, with all that the table of published runs holds."""
     return [run.document() for run in nearest_of(summary)]
 
 

@@ -234,7 +234,7 @@ def _counts(plan: Plan) -> list[str]:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The same as one JSON document; units are in the keys."""
+    """A plan as one JSON document; units are in the keys."""
     request, counts = plan.request, plan.found.counts
     return {
         "cluster": request.cluster.key,

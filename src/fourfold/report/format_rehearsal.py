@@ -71,7 +71,7 @@ def host_memory_line(need: HostNeed, cluster: Cluster | None) -> str:
 
 
 def training_lines(rehearsal: TrainingRehearsal) -> list[str]:
-    """All that a training in small went through, and that no rehearsal does."""
+    """Lines on what a training in small went through, and on what no rehearsal does."""
     small, events = rehearsal.small, rehearsal.events
     degrees = {axis: getattr(small.resolved.layout, axis) for axis in AXES}
     axes = ", ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1)

@@ -76,7 +76,7 @@ def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:
 
 
 def timeline_figures(timeline: Timeline, schedule: str) -> dict[str, Any]:
-    """That document without its events."""
+    """A timeline's document without its events."""
     return {
         "schedule": schedule,
         "stage_ranks": list(timeline.stage_ranks),

@@ -65,7 +65,7 @@ def first_calls(
     device: torch.device,
     world: Link | None = None,
 ) -> Iterator[FirstCall]:
-    """Those of a rank, in order. `names`: of the groups of all ranks. `kinds`: of this rank's programs. `world`: of all
+    """First calls of a rank, in order. `names`: of the groups of all ranks. `kinds`: of this rank's programs. `world`: of all
     ranks, which the start and saves use."""
     named, everybody = sorted(names), tuple(range(layout.world_size))
     if world is not None:

@@ -22,7 +22,7 @@ EAGER_STEPS = 3
 SENDING = ("tiled", "triton")
 """Back ends of attention that bring the ends of their tiles' keys to the device."""
 OPTIMIZERS = ("adamw", "sgd")
-"""Those whose update takes a learning rate that lies on the device."""
+"""Optimizers whose update takes a learning rate that lies on the device."""
 
 
 class Replayable(Protocol):
@@ -64,7 +64,7 @@ class FixedBatches:
         self.num_targets: int | tuple[int, ...] = 0
 
     def set(self, data: StepData) -> None:
-        """Those of the next step."""
+        """Puts the microbatches of the next step into the memory that stays."""
         self.num_targets = data.num_targets
         for m in self._microbatches:
             new = data.load(m)

@@ -81,7 +81,8 @@ def problem_of_onednn() -> str | None:
 
 
 def problem_of_shapes(matmuls: MatmulCounts) -> str | None:
-    """The same for a run's own matmuls: in their widths, on a block of their tokens, whose rows do not depend on each other."""
+    """Why oneDNN may not do a run's own matmuls; None: it may. They are compared with fp64 in their widths, on a block of
+    their tokens, whose rows do not depend on each other."""
     return _first_fault(dict.fromkeys(_sizes(kind, gemm) for kind, gemms in matmuls.items() for gemm in gemms))
 
 
@@ -143,7 +144,7 @@ def processor_clock(call: Callable[[], object]) -> float:
 
 
 def _cut(gemms: Counter[Gemm]) -> Counter[Gemm]:
-    """The same matmuls of fewer tokens."""
+    """The matmuls with fewer tokens."""
     a_token = sum(gemm.flops / _tokens(gemm) for gemm in gemms)
     affordable = int(MEASURED_FLOPS / a_token) if a_token else 0
     most = next((tokens for tokens in TOKENS if tokens <= affordable), TOKENS[-1])

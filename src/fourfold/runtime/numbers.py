@@ -22,7 +22,7 @@ class StepNumbers:
 
 
 class NewNumbers:
-    """Those of each step in memory of its own."""
+    """Numbers of each step in memory of its own."""
 
     def __init__(self, model: ModelConfig, device: torch.device) -> None:
         self._parts, self._device = num_losses(model), device
@@ -35,7 +35,7 @@ class NewNumbers:
 
 
 class FixedNumbers:
-    """Those of every step in the same memory."""
+    """Numbers of every step in the same memory."""
 
     def __init__(self, model: ModelConfig, device: torch.device) -> None:
         self._device = device

@@ -28,7 +28,7 @@ def clip_scale(norm: float, limit: float | None) -> float:
 
 
 def clip_on_device(total: Tensor, limit: float | None, number: float | Tensor) -> DeviceClip:
-    """The same from the squared norm `total`, an fp64 scalar, without reading it. `number`: of this update, from 1."""
+    """Clipping by the squared norm `total`, an fp64 scalar, without reading it. `number`: of this update, from 1."""
     scale = torch.ones_like(total) if limit is None else (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
     return DeviceClip(
         scale=scale,

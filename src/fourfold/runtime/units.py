@@ -51,7 +51,7 @@ class Unit:
 
     @property
     def device_states(self) -> dict[str, Tensor]:
-        """The same on the device, which has memory for those that are away only around their update."""
+        """States on the device, which has memory for those that are away only around their update."""
         return {MASTER: self.master, **self.optimizer.state}
 
 

@@ -104,7 +104,7 @@ class Campaign:
 
     @property
     def training_dollars(self) -> float | None:
-        """The same without failures, checkpoints and spares."""
+        """Cost without failures, checkpoints and spares."""
         price = self.assumptions.dollars_per_device_hour
         return None if price is None else price * self.rented * self.training_seconds / 3600
 

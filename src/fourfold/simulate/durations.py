@@ -47,7 +47,7 @@ class Durations:
         return known[1]
 
     def compute(self, step: Instruction | Pattern) -> float:
-        """The same, in all."""
+        """Seconds of an instruction's kernels, in all."""
         return self.phase(step).seconds
 
     def collectives(self, step: Instruction | Pattern) -> float:

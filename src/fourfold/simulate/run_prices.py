@@ -36,7 +36,7 @@ class SoftwareOverrides:
     attention: Attention | None = None
 
     def of_run(self, section: ClusterSection, software: str | None) -> "SoftwareOverrides":
-        """These, and the run file's where nothing is stated here; its attention where `software` is the run file's."""
+        """Overrides completed by the run file's where nothing is stated here; its attention where `software` is the run file's."""
         attention = section.attention if software == section.software else None
         return replace(self, gemm_dtype=self.gemm_dtype or section.gemm_dtype, attention=self.attention or attention)
 
@@ -132,7 +132,7 @@ def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
 
 
 def replaying(software: SoftwareProfile) -> SoftwareProfile:
-    """The same where a step is replayed as a CUDA graph: the host starts nothing in it."""
+    """A software profile where a step is replayed as a CUDA graph: the host starts nothing in it."""
     return replace(software, host_instruction_seconds=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
 
 

@@ -259,7 +259,7 @@ class Blame:
         return first(sinks or list(waits)), "lost"
 
     def held_up_by(self, rank: int, seen: Sequence[Sighting]) -> list[WaitingRank]:
-        """Those that keep a rank waiting: who has not come; or who has come and then stopped; or who went past."""
+        """Ranks that keep a rank waiting: who has not come; or who has come and then stopped; or who went past."""
         waits = self.waits(rank, seen)
         return (
             [wait for wait in waits if wait.behind]

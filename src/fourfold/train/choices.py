@@ -27,7 +27,7 @@ from fourfold.train.trials import Trials, device_answers
 
 @dataclass(frozen=True)
 class Choices:
-    """The same on every rank."""
+    """Back ends that a run computes with, equal on every rank."""
 
     attention: Chosen[AttentionBackend]
     norms: Chosen[NormBackend]

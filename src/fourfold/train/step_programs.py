@@ -30,7 +30,7 @@ class StepPrograms:
         return self._of(self._view.spec)
 
     def at(self, step: int) -> StepProgram:
-        """That of step number `step`."""
+        """The program of step number `step`."""
         return self._of(self._view.spec.at_step(step, self._faults))
 
     def _of(self, spec: StepSpec) -> StepProgram:

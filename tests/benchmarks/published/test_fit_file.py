@@ -23,7 +23,7 @@ SHIPPED = read(FITTED)
 
 
 def resolved(table: Table) -> dict[str, dict]:
-    """All that a table says of names that it lists and of others."""
+    """Constants that a table gives of names that it lists and of others."""
     constants = constants_of(table)
     unlisted = ("unknown", "megatron-fork-2024", "nemo-2019", "nemo-2026.03", "nemo-2031", "torchtitan-rocm-2025")
     return {

@@ -36,7 +36,7 @@ def a_replay_of_another_microbatch(program: Program, view: RankView) -> Iterator
 
 @mutation
 def a_replay_after_a_second_microbatch(program: Program, view: RankView) -> Iterator[Mutant]:
-    """Its gradient is then no longer alone."""
+    """The replay's gradient is then no longer alone."""
     steps = program.instructions
     for index in positions(program, Op.REPLAY):
         later = [i for i in positions(program, Op.BACKWARD) if i > index and steps[i].segment == steps[index].segment]

@@ -46,7 +46,7 @@ def others(values: object, view: RankView) -> list[str]:
 
 
 def as_unit(step: Instruction, unit: str) -> Instruction:
-    """The same instruction on another unit, all its declarations included."""
+    """The instruction on another unit, all its declarations included."""
 
     def rename(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name.partition('/')[0]}/{unit}" for name in names)
@@ -97,7 +97,7 @@ def each(programs: list[Program], *ops: Op) -> Iterator[tuple[Program, int]]:
 
 
 def everywhere(programs: list[Program], edit: Callable[[Instruction], Instruction | None]) -> list[Program]:
-    """The same edit of every rank's instructions; None drops one, and what waits for it."""
+    """One edit of every rank's instructions; None drops one, and what waits for it."""
     result = []
     for program in programs:
         steps, gone = [], set()

@@ -10,7 +10,7 @@ FULL = ("direction", "matrices", "homes")
 
 
 def _reads_part(step: Instruction, part: str) -> Instruction:
-    """It reads a buffer of this kind in place of the full matrices."""
+    """The instruction, reading a buffer of this kind in place of the full matrices."""
     unit = step.segment or ""
     swapped = {f"{kind}/{unit}": f"{part}/{unit}" for kind in FULL}
     reads, frees = (tuple(swapped.get(name, name) for name in names) for names in (step.reads, step.frees))
@@ -74,7 +74,7 @@ def orthogonalized_before_directions_arrive(program: Program, view: RankView) ->
 
 @mutation
 def update_of_an_own_result(program: Program, view: RankView) -> Iterator[Mutant]:
-    """It takes what this home computed for what all did."""
+    """The update takes what this owner rank computed for what all did."""
     for index in positions(program, Op.UPDATE):
         step = program.instructions[index]
         if any(name.startswith("homes/") for name in step.reads):

@@ -27,7 +27,7 @@ from fourfold.model.work import Attention, Elementwise, Gemm
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 ALLOCATES = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}
 BY_INDEX = {"embedding", "index", "gather", "index_select"}
-"""They read as much as they write, and the index."""
+"""Operators that read as much as they write, and the index."""
 WRITES_ONLY = {"copy_", "zero_", "fill_"}
 """Operations that write their first argument without reading it."""
 

@@ -36,7 +36,7 @@ class Ghost(GhostView):
         return out
 
     def _map_(self, *others: "Ghost | float") -> "Ghost":
-        """The same in place."""
+        """`_map` in place."""
         self.recording.touch([self, *[other for other in others if isinstance(other, Ghost)]], self)
         return self
 

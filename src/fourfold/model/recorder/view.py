@@ -60,7 +60,7 @@ class GhostView:
         return self.__class__(self.recording, self.storage, shape, self.dtype, size, strides, self.offset + offset)
 
     def copied(self) -> Self:
-        """The same elements in memory of their own, by a kernel."""
+        """A copy of the elements in memory of their own, by a kernel."""
         raise NotImplementedError
 
     def numel(self) -> int:
