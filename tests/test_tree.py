@@ -31,7 +31,7 @@ SHORT = {
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
     "cost/masks.py": "one formula, which prices and the reader of published rows share",
-    "data/ahead.py": "what multi-token prediction reads, and nothing else does",
+    "data/look_ahead.py": "what multi-token prediction reads, and nothing else does",
     "fused/losses.py": "cross-entropy beside Triton, which is imported only where its kernels run",
     "data/unigram.py": "the loss of a model of its own",
     "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",
@@ -43,7 +43,7 @@ SHORT = {
     "program/fault.py": "the record that all of the verifier's rules make",
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
-    "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
+    "simulate/paused_garbage_collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",
 }

@@ -36,7 +36,7 @@ ALLOWED = {
     ("runtime/device_progress.py", "__init__", "numpy"): "a view of the host's own memory, once",
     ("runtime/executor.py", "_clip_norm", "item"): "on a processor alone, whose values are there",
     ("runtime/executor.py", "_skips", "item"): "on a processor alone, whose values are there",
-    ("runtime/finite.py", "first_bad", "tolist"): "after a step that is skipped",
+    ("runtime/first_bad_tensor.py", "first_bad", "tolist"): "after a step that is skipped",
     ("model/torch_operations.py", "host_counts", "tolist"): "a dispatcher must know how many rows each rank gets",
     ("model/torch_operations.py", "host_sizes", "tolist"): "where no grouped kernel multiplies experts' rows",
     ("model/rope_tables.py", "rope_tables", "to"): "before the first step",

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import permutations
 
-from fourfold.plan.found import best_first
+from fourfold.plan.found_layouts import best_first
 from fourfold.plan.pricing import Priced
 from tests.plan.test_pricer import LAYOUT
 

@@ -13,7 +13,7 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
-from fourfold.plan.found import Found, pareto
+from fourfold.plan.found_layouts import Found, pareto
 from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced, Pricer, family

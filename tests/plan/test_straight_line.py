@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 
 from fourfold.model.footprint import segment_footprint, weight_gradient_work
+from fourfold.model.interpolated_footprint import KNOTS, between
 from fourfold.model.spec import build_segments
-from fourfold.model.straight_line import KNOTS, between
 from fourfold.plan import blocks
 from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.space import block_shapes

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fourfold.program.instruction import Op
-from fourfold.runtime.finite import FirstBadTensor
+from fourfold.runtime.first_bad_tensor import FirstBadTensor
 
 
 def test_instructions_are_ordered_as_one_rank_without_a_pipeline_would_run_them() -> None:

@@ -24,7 +24,7 @@ from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_plan import plan_document
 from fourfold.report.simulation_document import campaign_document
 from fourfold.simulate.campaign import Campaign
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.summary import MEMORY_SHARE
 

@@ -38,7 +38,7 @@ from fourfold.report.simulation_document import simulation_document
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.checks import CheckPrice, check_prices
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.published import PublishedStep, published_step
 from fourfold.simulate.run_prices import (

@@ -15,11 +15,11 @@ from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
+from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.machine import require_packages
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
-from fourfold.launch.sizes import RunSizes
 from fourfold.layout.resolve import check_ranks
 from fourfold.plain_text import plain
 from fourfold.rendezvous.ownership import claimed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fourfold import __version__
 from fourfold.plain_text import PlainStream, own_codes, plain_output
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 
 if TYPE_CHECKING:
     from cyclopts import App

@@ -24,7 +24,7 @@ from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines
 from fourfold.report.plan_screen import screen_lines
 from fourfold.report.screen import print_screen
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.summary import MEMORY_SHARE
 
 NEXT = "next     --out run.toml: row 1 as a run file for fourfold job; --verbose: all figures"

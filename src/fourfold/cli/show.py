@@ -16,7 +16,7 @@ from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof_lines, table_lines, totals_lines
 from fourfold.report.screen import print_screen
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 
 
 @without_collection()

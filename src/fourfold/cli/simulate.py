@@ -25,7 +25,7 @@ from fourfold.report.format_simulation import (
 )
 from fourfold.report.screen import columns, print_screen
 from fourfold.report.verdict import verdict_lines
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 
 
 @without_collection()

@@ -12,7 +12,7 @@ from fourfold.launch.run_folder import RUN_FILE, RunFolder
 from fourfold.launch.shown import check_shown
 from fourfold.report.format_validation import validation_lines
 from fourfold.report.run_files import check_files
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.validate import Case, checked_prediction, preset_case, read_cases, run_case
 from fourfold.validate import validate as compare
 

@@ -32,7 +32,7 @@ from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
 from fourfold.report.format_advice import advice_document
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.stage_times import estimate_makespan
 
 Body = Mapping[str, Any]

@@ -15,10 +15,10 @@ from fourfold.cost.prices import Prices
 from fourfold.model.spec import Segment
 from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.cheapest import Option, cheapest
+from fourfold.plan.optimizer_offload import freed_and_seconds
 from fourfold.plan.partial_recompute import made_to_fit
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
-from fourfold.plan.states_away import freed_and_seconds
 from fourfold.program.footprints import Footprints
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import stage_map

@@ -11,8 +11,8 @@ from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model.footprint import Footprint, Shape, segment_footprint, weight_gradient_work
+from fourfold.model.interpolated_footprint import KNOTS, between
 from fourfold.model.spec import Segment, build_segments
-from fourfold.model.straight_line import KNOTS, between
 from fourfold.model.work import Work
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request

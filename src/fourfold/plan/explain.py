@@ -7,7 +7,7 @@ from fourfold.config import UserError, did_you_mean
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.conflicts import contradiction
 from fourfold.plan.constraints import KEYS, parse_value
-from fourfold.plan.found import Found
+from fourfold.plan.found_layouts import Found
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search

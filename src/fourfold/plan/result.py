@@ -6,7 +6,7 @@ from fourfold.model.counts import step_flops_per_token
 from fourfold.plan.activations import seconds_per_gigabyte, states_per_gigabyte
 from fourfold.plan.advice import Advice
 from fourfold.plan.explain import Explanation
-from fourfold.plan.found import Found, pareto
+from fourfold.plan.found_layouts import Found, pareto
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.simulate.summary import StepSummary

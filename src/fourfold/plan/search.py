@@ -16,15 +16,15 @@ from fourfold.plan.bounding import Progress, bound_all
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.climb import Climb
-from fourfold.plan.found import Found, best_first
+from fourfold.plan.found_layouts import Found, best_first
 from fourfold.plan.low_memory import CLEARLY, LowMemory
+from fourfold.plan.optimizer_offload import joined, worth_a_search
 from fourfold.plan.overlapped import with_overlap
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.ranking import LayoutRanking
 from fourfold.plan.request import Request
-from fourfold.plan.states_away import joined, worth_a_search
-from fourfold.simulate.collection import without_collection
+from fourfold.simulate.paused_garbage_collection import without_collection
 
 BUDGET = 40.0
 """Units of work (`plan/budget.py`), where nobody says otherwise."""
@@ -91,7 +91,7 @@ def _with_states_anywhere(
     pricer: Pricer, keep: int, progress: Progress | None, known: Sequence[Priced], riskier: LowMemory
 ) -> Found:
     """Layouts with their optimizer states on the device, and all with them away where that may be worth it
-    (`plan/states_away.py`)."""
+    (`plan/optimizer_offload.py`)."""
     found = _search(pricer, keep, progress, known, riskier=riskier)
     if not worth_a_search(found):
         return found

@@ -22,7 +22,7 @@ from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
 from fourfold.runtime.device import Side, side_stream
-from fourfold.runtime.finite import OwnGradients
+from fourfold.runtime.first_bad_tensor import OwnGradients
 from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.norm import GradientNorm

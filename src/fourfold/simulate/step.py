@@ -15,10 +15,10 @@ from fourfold.program.lower import each_program
 from fourfold.program.pattern import Pattern
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
-from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import simulate_times
 from fourfold.simulate.host import HostLane
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.rank import Times
 from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.state import SimulationState

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fourfold.config.schema import FaultsSection
+from fourfold.launch.layouts_by_ranks import RunSizes, described
 from fourfold.launch.rank_process import RankProcess, Spawner, trial_environment
 from fourfold.launch.run_folder import LOGS, RunFolder
-from fourfold.launch.sizes import RunSizes, described
 from fourfold.supervise.blame import Blame
 from fourfold.supervise.fleet import Fleet, Slot
 

@@ -17,12 +17,12 @@ from fourfold.config.errors import open_files_advice
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member
 from fourfold.launch.kept_files import KeptFiles
+from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import CommandSpawner, ForkServer, Spawner
 from fourfold.launch.rendezvous_file import announced, open_store
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shares import first_slot
-from fourfold.launch.sizes import RunSizes
 from fourfold.rendezvous.addresses import interface_to, loopback_interface
 from fourfold.rendezvous.fence import raise_fence
 from fourfold.rendezvous.server import StoreServer

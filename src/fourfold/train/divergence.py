@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fourfold.config import FinalFailure, RunConfig
 from fourfold.runtime.corruption import Corruption
-from fourfold.runtime.finite import BadTensor, OwnGradients, bad_state
+from fourfold.runtime.first_bad_tensor import BadTensor, OwnGradients, bad_state
 from fourfold.runtime.units import Unit
 from fourfold.train.metrics import append_event
 from fourfold.train.session import RankContext

@@ -24,7 +24,7 @@ from fourfold.runtime.clock import StepClock
 from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.device_progress import open_board
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.finite import FirstBadTensor
+from fourfold.runtime.first_bad_tensor import FirstBadTensor
 from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
 from fourfold.runtime.progress import COPYING, READING, SAVING, TRAINING
 from fourfold.runtime.step import Observer, StepFailure, StepResult
@@ -49,9 +49,9 @@ from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
 from fourfold.train.state_sums import StateSums
+from fourfold.train.step_failure import explained, save_barrier
 from fourfold.train.step_programs import StepPrograms
 from fourfold.train.step_values import Rates, step_values
-from fourfold.train.waits import explained, save_barrier
 
 
 class Training:

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 
 from fourfold.cost.prices import Prices
 from fourfold.plan.bound import may_mix
-from fourfold.plan.found import Found, best_first
+from fourfold.plan.found_layouts import Found, best_first
 from fourfold.plan.pool import Counts
 from fourfold.program.offload import state_buffers
 from fourfold.program.sizes import buffer_bytes
