@@ -3,6 +3,7 @@
 Files that depart today are listed with the reason. The lists only shrink: an entry that is no longer needed fails too."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -80,3 +81,12 @@ def test_short_files_have_a_reason() -> None:
 @pytest.mark.parametrize("reasons", [NAMED_TWICE, SHORT])
 def test_reasons_are_stated(reasons: dict[str, str]) -> None:
     assert all(reasons.values())
+
+
+def test_the_rooms_that_the_architecture_names_are_there() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## The room of a change")[2].partition("##")[0]
+    rooms = [path for path in re.findall(r"`([a-zA-Z_*/.]+/[a-zA-Z_*/.]*)`", table) if not path.startswith("src/")]
+    missing = [path for path in rooms if not any(SOURCE.glob(re.sub("[A-Z]{4,}", "*", path)))]
+    assert len(rooms) > 25
+    assert missing == [], "renamed or gone: correct the page"
