@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def advice_of(result: SimulationResult) -> Advice | None:
-    """None where the planner has no words for the run's layout."""
+    """Changes of the run's layout that help; None where the planner has no words for the run's layout."""
     layout = candidate_of(result.resolved.layout, result.resolved.model.num_layers)
     again = result.again
     if layout is None or again is None:

@@ -34,6 +34,7 @@ class SavedCheckpoint:
 
     @property
     def config(self) -> RunConfig:
+        """The run that saved it. Raises `UserError` where the checkpoint does not say it, or names code without `trust`."""
         if "config" in self.info:
             return require_trust(parse_run(self.info["config"], source=str(self.path)), self.trust)
         if self.folder is not None:

@@ -69,7 +69,7 @@ class Asked:
 
 
 def read_request(options: Options) -> Asked:
-    """From the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
+    """A request read from the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
     layout, overrides = split_overrides(override_texts(options.overrides))
     config = readable_config(options.run, overrides, options.trust) if options.run is not None else None
     named, length, sequences = options.cluster, None, options.batch_sequences

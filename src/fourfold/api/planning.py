@@ -67,7 +67,7 @@ class PlanResult:
 
     @property
     def notes(self) -> list[str]:
-        """Where the model is planned as a near one, or beyond what it was made for."""
+        """Notes, one where the model is planned as a near one, or beyond what it was made for."""
         return model_notes(self.asked, self.request)
 
     def run(self, layout: Priced | None = None) -> RunConfig:
@@ -79,8 +79,9 @@ class PlanResult:
         return planned_run(self.asked, self.request, chosen.candidate, self.tokens)
 
     def elsewhere(self) -> list[tuple[str, float | None]]:
-        """Other software, and the seconds of a step of the best layout under it; None where that cannot run the layout. Empty where
-        the step depends on more than software: matmuls in 8 bits, a model that is planned as the nearest, a block of one's own."""
+        """Other software, and the seconds of a step of the best layout under it; None where that cannot run the layout. Empty
+        where the step depends on more than software: matmuls in 8 bits, a model that is planned as the nearest, a block of one's
+        own. Raises `UserError` as `simulate` does."""
         request, best = self.request, self.best
         is_own = self.asked.near is None and request.model.block is None
         if best is None or not is_own or request.template.matmul_format != request.template.dtype:
@@ -153,10 +154,14 @@ def plan(
 
     Give a run, or `model`, `cluster`, `sequence_length` and a batch. Arguments are the options of `fourfold plan`, with the same
     defaults: `model` is a preset or a folder with a config.json, `sequence_length` counts tokens, `batch_tokens` or
-    `batch_sequences` state the batch of a step, `explain` names fields of layouts (`"tp=8,pp=4"` or `{"tp": 8}`) to set beside the
-    best, `keep` says how many layouts to return, `budget` is work (1 is about a second of one core), `price` counts dollars a
-    device hour, `for_` names the trainer that must be able to run the layouts, `trust` imports the code that the run names.
-    `progress` is called with a text and the share that is done.
+    `batch_sequences` state the batch of a step, `explain` names fields of layouts (`"tp=8,pp=4"` or `{"tp": 8}`) to set beside
+    the best, `keep` says how many layouts to return, `budget` is work (1 is about a second of one core), `for_` names the trainer
+    that must be able to run the layouts, `trust` imports the code that the run names. `progress` is called with a text and the
+    share that is done.
+
+    Units: `tokens` of the whole run, `price` in dollars a device hour, `failure_hours` between two failures of one device,
+    `deadline_days` for the objective `devices`, `context_bytes` of a process, `fragmentation` as a share of the allocated memory,
+    `memory_share` of a device's memory, from 0 to 1.
 
     Raises `UserError` with the command's message. Where nothing fits, `best` is None.
     """

@@ -91,7 +91,8 @@ class RunProgram:
         return cls(resolved, kind, tuple(lists[pp_rank] for pp_rank in sorted(lists)))
 
     def instructions(self, pp_rank: int = 0) -> tuple[Instruction, ...]:
-        """In order. Each has `short` (its name), `op`, `reads`, `writes`, `frees`, `collectives`, `flops`."""
+        """Instructions of a pipeline rank, in order. Each has `short` (its name), `op`, `reads`, `writes`, `frees`,
+        `collectives`, `flops`."""
         return self._list(pp_rank).steps.instructions
 
     def text(self, pp_rank: int = 0) -> str:
@@ -99,7 +100,8 @@ class RunProgram:
         return to_text(self._list(pp_rank))
 
     def memory_curve(self, pp_rank: int = 0) -> list[int]:
-        """Bytes that are live while each instruction runs."""
+        """Bytes that are live while each instruction runs, one number an instruction. Raises `UserError` for a pipeline rank that
+        the layout has not."""
         return memory_curve(self._list(pp_rank))
 
     def memory_peak(self, pp_rank: int = 0) -> MemoryPeak:

@@ -80,6 +80,7 @@ class SimulationResult:
 
     @property
     def step_seconds(self) -> float:
+        """Seconds of a step."""
         return self.summary.seconds
 
     @property
@@ -162,7 +163,11 @@ def simulate(
     """Predict a step of a run on a cluster: time, MFU, memory, and the run's length and cost. Needs neither torch nor the cluster.
 
     Arguments are the options of `fourfold simulate`, with the same defaults: `cluster` and `software` are those of the run where
-    left out, `tokens` is the length of the run, `price` counts dollars a device hour, `trust` imports the code that the run names.
+    left out, `trust` imports the code that the run names.
+
+    Units: `tokens` of the whole run, `price` in dollars a device hour, `failure_hours` between two failures of one device,
+    `checkpoint_seconds` of a save, `restart_seconds` of a start, `repair_seconds` until a device is back, `context_bytes` of a
+    process, `fragmentation` as a share of the allocated memory.
 
     Raises `UserError` with the command's message. A step that does not fit is a result: `fits` is False.
     """

@@ -64,6 +64,7 @@ class TrainResult:
 
     @property
     def steps(self) -> int:
+        """Number of steps that the run made, over all its launches."""
         return len(self.metrics)
 
     @property

@@ -26,7 +26,7 @@ class Verification:
     def of(
         cls, resolved: ResolvedRun, programs: Sequence[Mapping[int, Program]], memory_limit_bytes: int | None = None
     ) -> "Verification":
-        """Checks groups of programs."""
+        """Checks groups of programs. `memory_limit_bytes`: a peak above it is a fault."""
         faults = [
             fault
             for group in programs

@@ -40,7 +40,7 @@ class Arrangements:
 
     @cached_property
     def degrees(self) -> tuple[Column, Indices]:
-        """The numbers of shards that there are, and which of them each row has."""
+        """(numbers of shards that there are [degrees], which of them each row has [rows])."""
         return np.unique(self.dp_shard, return_inverse=True)
 
 

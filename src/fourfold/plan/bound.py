@@ -24,8 +24,7 @@ from fourfold.program.communicators import fewest_communicators
 from fourfold.program.schedule import usual_schedule
 
 EVEN_SHARE = 0.95
-"""Share of the mean over ranks that the fullest rank has at least: it has fewer segments than the mean where the head's are
-dear."""
+"""Least share of the mean over ranks that the fullest rank has: fewer segments than the mean, where the head's are dear."""
 
 
 class Parts(NamedTuple):
@@ -38,7 +37,7 @@ class Parts(NamedTuple):
     spared: float = 0.0
 
     def around(self, compute: float) -> float:
-        """The bound with a sharper price of what the pipeline computes."""
+        """Seconds of the bound with a sharper price of what the pipeline computes."""
         return max(compute + self.spared, self.beside) + self.after
 
 
@@ -72,17 +71,17 @@ class Bounds:
 
     @property
     def is_mixed(self) -> Flags:
-        """Whether layouts fit only because of what each block does with its activations."""
+        """Flags [rows]: whether layouts fit only because of what each block does with its activations."""
         return self.lacking_bytes > 0
 
     @property
     def kept_bytes(self) -> Column:
-        """Memory if all blocks do with their activations what the shape says."""
+        """Bytes [rows] of memory if all blocks do with their activations what the shape says."""
         return self.memory_bytes + self.lacking_bytes
 
     @property
     def kept_seconds(self) -> Column:
-        """Seconds if all blocks do."""
+        """Seconds [rows] if all blocks do."""
         plain = np.maximum(self.compute_seconds, self.beside_seconds) + self.after_seconds
         return np.where(self.is_mixed, plain, self.seconds)
 
@@ -102,6 +101,7 @@ class Bounds:
         return replace(self, **columns)
 
     def parts(self, index: int) -> Parts:
+        """The parts of one row, in seconds."""
         return Parts(
             float(self.compute_seconds[index]),
             float(self.beside_seconds[index]),
@@ -110,6 +110,7 @@ class Bounds:
         )
 
     def candidate(self, index: int) -> Candidate:
+        """The layout of one row."""
         pipeline = self.pipelines[int(self.pipeline[index])]
         return Candidate(
             **vars(self.shape),
@@ -173,8 +174,7 @@ class Bounder:
         self._known: dict[tuple[int, ...], Arrangements | None] = {}
 
     def bounds(self, shape: BlockShape, floor: BlockPrice | None = None) -> Bounds | None:
-        """None where no layout has this shape. `floor`: a lower bound of the shape's price, for lower bounds of the bounds, which
-        cost less."""
+        """Bounds of a shape; None where no layout has it. `floor`: a lower bound of its price, for bounds that cost less."""
         table = self.arrangements(shape)
         if table is None:
             return None

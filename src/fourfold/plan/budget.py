@@ -25,9 +25,11 @@ class SearchBudget:
 
     @property
     def is_spent(self) -> bool:
+        """Whether all units are spent."""
         return self.spent >= self.limit
 
     def spend(self, units: float) -> None:
+        """Spends `units` of work, here and in every budget that this one is a part of."""
         self.spent += units
         if self.parent is not None:
             self.parent.spend(units)

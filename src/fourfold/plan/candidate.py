@@ -60,6 +60,7 @@ class Candidate(BlockShape):
 
     @property
     def dp(self) -> int:
+        """Data-parallel ranks: replicas times the ranks of each."""
         return self.dp_replicate * self.dp_shard
 
     def words(self) -> str:

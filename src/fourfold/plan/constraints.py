@@ -42,6 +42,7 @@ class Limit:
         return not self.beside or (isinstance(degree, int) and degree > 1)
 
     def takes(self, value: object) -> bool:
+        """Whether the limit allows a value; `full:3` as `full:N`."""
         return value in self.values or (
             isinstance(value, str) and re.sub(r":\d+$", ":N", value) in self.values and not value.startswith("ring")
         )
@@ -83,6 +84,7 @@ class Constraints:
 
     @property
     def stated(self) -> tuple[Limit, ...]:
+        """Limits that a person stated, the trainer's aside."""
         return tuple(limit for limit in self.limits if not limit.by)
 
     @property
@@ -99,6 +101,7 @@ class Constraints:
         return Constraints((*kept, *(Limit(key, tuple(each)) for key, each in values.items())))
 
     def without(self, limits: Iterable[Limit]) -> "Constraints":
+        """A copy without some limits."""
         gone = set(limits)
         return Constraints(tuple(limit for limit in self.limits if limit not in gone))
 

@@ -29,7 +29,8 @@ class TrainingRun:
     failure_hours: float | None = None
 
     def campaign(self, request: Request, layout: Priced) -> Campaign:
-        """Length, cost and goodput with a layout, as `fourfold simulate` prints them."""
+        """Length, cost and goodput with a layout, as `fourfold simulate` prints them. Raises `UserError` where the layout cannot
+        be."""
         cluster, spec = request.cluster, candidate_spec(request, layout.candidate)
         dollars, hours = cluster.dollars_per_device_hour, cluster.mean_hours_between_failures_per_device
         assumptions = Assumptions(
@@ -72,6 +73,7 @@ class Aim:
 
     @property
     def lines(self) -> list[str]:
+        """Lines on the way to the objective, for a terminal."""
         return [*([self.head] if self.head else []), *self.rows, *map(_row, self.campaigns.items())]
 
 

@@ -43,6 +43,7 @@ class LowMemory:
 
     @classmethod
     def of(cls, request: Request) -> "LowMemory":
+        """Collector for a request: `limit` is `SHARE` of what a device may hold, in bytes."""
         return cls(SHARE * request.memory_bytes)
 
     @property
@@ -62,6 +63,7 @@ class LowMemory:
         return np.flatnonzero((bounds.kept_bytes <= self.limit) & (bounds.kept_seconds < most))
 
     def add(self, bounds: Bounds) -> None:
+        """Keeps the fastest row of each pipeline of a table that holds little."""
         rows = self._rows(bounds)
         times = bounds.kept_seconds
         rows = rows[np.argsort(times[rows], kind="stable")]

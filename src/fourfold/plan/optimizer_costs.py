@@ -24,12 +24,12 @@ class OptimizerCosts:
 
     @cached_property
     def parameters(self) -> tuple[float, float]:
-        """(dense, routed experts') parameters of all blocks and of embedding and head."""
+        """Numbers of (dense, routed experts') parameters of all blocks and of embedding and head."""
         return self._by_domain(lambda unit: unit.numel)
 
     @cached_property
     def matrices(self) -> tuple[float, float]:
-        """(dense, routed experts') of them that are elements of hidden matrices."""
+        """Numbers of (dense, routed experts') parameters that are elements of hidden matrices."""
         return self._by_domain(lambda unit: sum(p.numel for p in unit.matrices))
 
     def _by_domain(self, numel: Callable[[UnitSpec], int]) -> tuple[float, float]:
@@ -44,25 +44,26 @@ class OptimizerCosts:
         sharded: NDArray[np.bool_],
         parameters: tuple[float, float] | None = None,
     ) -> Column:
-        """Parameters whose optimizer state a rank holds, of all or of `parameters`. `dense`: ranks over which dense ones are
-        sharded."""
+        """Number [rows] of parameters whose optimizer state a rank holds, of all or of `parameters`. `dense`: ranks over which
+        dense ones are sharded."""
         experts = shape.ep * shape.etp
         over = np.where(sharded, np.maximum(1.0, dense * shape.tp / experts), 1.0)
         full_dense, full_experts = parameters or self.parameters
         return full_dense / (pp * shape.tp * dense) + full_experts / (pp * experts * over)
 
     def state_bytes(self, shape: BlockShape, table: Arrangements) -> Column:
-        """Bytes of master weights, where they are a copy, and of optimizer states."""
+        """Bytes [rows] of master weights, where they are a copy, and of optimizer states."""
         numbers, matrices = self._updated(shape, table)
         return (numbers - matrices) * _bytes_of(self.request) + matrices * _bytes_of(self.request, matrix=True)
 
     def copy_seconds(self, state_bytes: Column) -> Column:
-        """Seconds in which such states travel one way between the device and its host's memory."""
+        """Seconds [rows] in which such states travel one way between the device and its host's memory."""
         gigabyte: float = self.request.template.host_copy(1e9)
         return state_bytes * (gigabyte / 1e9)
 
     def update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
-        """The optimizer's pass over its shard, the matrices that it orthogonalizes, and what the software adds to every step."""
+        """Seconds [rows] of the update of a shard, of the matrices that it orthogonalizes, and what the software adds to every
+        step."""
         request, precision, spec = self.request, self.request.precision, self.request.optimizer.spec
         numbers, matrices = self._updated(shape, table)
         formats = (precision.compute, precision.master_format, precision.gradients_format)

@@ -68,7 +68,7 @@ class Outlook:
         return self.risk.probability(memory_bytes / self._capacity) if self.risk is not None else 0.0
 
     def distance(self, layout: Candidate) -> float:
-        """From the nearest published run; 0 where none tells."""
+        """Distance from the nearest published run, a number of changes; 0 where none tells."""
         if self.risk is None:
             return 0.0
         return self._distance(layout, layout.pp, layout.schedule, layout.zero)
@@ -87,7 +87,7 @@ class Outlook:
         return float(WORTH ** len(features(layout)))
 
     def scores(self, bounds: Bounds) -> NDArray[np.float64]:
-        """Bounds of the scores of a table's layouts."""
+        """Bounds [rows] of the scores, in seconds, of a table's layouts."""
         key = (bounds.pipelines, bounds.states_away, ":" in bounds.shape.recompute)
         if key not in self._tables:
             firsts = {each: int(np.argmax(bounds.pipeline == place)) for place, each in enumerate(bounds.pipelines)}

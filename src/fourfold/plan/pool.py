@@ -119,11 +119,13 @@ class Pool:
         self.tables = {int(place): self.tables[int(place)] for place in np.unique(self.origin[0][0])}
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(scores [n], bytes of memory [n], origins [2, n]: table and row) of the layouts kept."""
         if not self.scores:
             return np.zeros(0), np.zeros(0), np.zeros((2, 0), dtype=int)
         return np.concatenate(self.scores), np.concatenate(self.memory), np.concatenate(self.origin, axis=1)
 
     def candidate(self, origin: np.ndarray) -> Candidate:
+        """The layout of an origin [2]: table and row."""
         return self.tables[int(origin[0])].candidate(int(origin[1]))
 
     def lacking_bytes(self, origin: np.ndarray) -> float:

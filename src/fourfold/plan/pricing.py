@@ -252,7 +252,7 @@ class Pricer:
 
     @property
     def drawn(self) -> int:
-        """Timelines so far."""
+        """Number of timelines so far."""
         return len(self._timelines)
 
     def timeline(self, candidate: Candidate, bound: float) -> float:
@@ -265,7 +265,8 @@ class Pricer:
         return max(bound, self._timelines[key])
 
     def like(self, candidate: Candidate, bound: float) -> float:
-        """The bound times what another shape's timeline was over its own bound, in the same pipeline."""
+        """Seconds of a layout's schedule: the bound times what another shape's timeline was over its own bound, in the same
+        pipeline. Raises `UserError` as `timeline` does."""
         each = candidate.dp * candidate.microbatch_sequences
         pipeline = (candidate.schedule, candidate.pp, candidate.virtual_stages, each)
         key = (*pipeline, candidate.recompute == "full", candidate.outermost)

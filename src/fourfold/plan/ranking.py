@@ -84,6 +84,7 @@ class Ranked(NamedTuple):
 
     @property
     def kind(self) -> Kind:
+        """Kind of the layout, in whose layouts simulations add alike to timelines."""
         layout = self.candidate
         return Kind(layout.schedule, layout.pp, layout.virtual_stages, layout.zero, layout.outermost, self.is_mixed)
 

@@ -155,18 +155,22 @@ class Request:
 
     @property
     def cluster(self) -> Cluster:
+        """The cluster that layouts are for."""
         return self.template.cluster
 
     @property
     def kernels(self) -> Kernels:
+        """Prices of kernels on one of its devices."""
         return self.template.kernels
 
     @property
     def software(self) -> SoftwareProfile:
+        """Profile of the software that runs the layouts."""
         return self.template.software
 
     @property
     def devices(self) -> int:
+        """Number of devices, all of which a layout uses."""
         return self.cluster.devices
 
     @property
@@ -193,6 +197,7 @@ class Request:
 
     @property
     def gradient_bytes(self) -> int:
+        """Bytes of an element of the gradients."""
         return DTYPE_BYTES[self.precision.gradients_format]
 
     @property

@@ -41,10 +41,12 @@ class Plan:
 
     @property
     def request(self) -> Request:
+        """The request that was planned."""
         return self.found.request
 
     @property
     def best(self) -> Priced | None:
+        """The best layout; None where none fits."""
         return self.found.best[0] if self.found.best else None
 
     @property

@@ -21,6 +21,7 @@ class Trainer:
 
     @property
     def constraints(self) -> Constraints:
+        """Limits of the layouts that the trainer can run."""
         return Constraints(tuple(Limit(*limit, by=self.title) for limit in self.limits))
 
     def permits(self, request: Request, layout: Candidate) -> bool:

@@ -69,16 +69,17 @@ class Campaign:
 
     @property
     def training_seconds(self) -> float:
-        """Without a failure and without a checkpoint."""
+        """Seconds without a failure and without a checkpoint."""
         return self.steps * self.step_seconds
 
     @property
     def goodput(self) -> float:
+        """Share of the time that is training which is kept; 1 where no failures are assumed."""
         return self.failures.with_spares.efficiency if self.failures else 1.0
 
     @property
     def seconds(self) -> float:
-        """With what failures and checkpoints take; infinite where nothing is ever kept."""
+        """Seconds with what failures and checkpoints take; infinite where nothing is ever kept."""
         return self.training_seconds / self.goodput if self.goodput else float("inf")
 
     @property
@@ -88,6 +89,7 @@ class Campaign:
 
     @property
     def training_device_hours(self) -> float:
+        """Hours of the devices that train, without failures and checkpoints."""
         return self.devices * self.training_seconds / 3600
 
     @property
@@ -98,19 +100,19 @@ class Campaign:
 
     @property
     def dollars(self) -> float | None:
-        """Spares and idle devices cost as much as those that train."""
+        """Dollars of the run; None where no price is known. Spares and idle devices cost as much as those that train."""
         price = self.assumptions.dollars_per_device_hour
         return None if price is None else price * self.paid * self.seconds / 3600
 
     @property
     def training_dollars(self) -> float | None:
-        """Cost without failures, checkpoints and spares."""
+        """Dollars without failures, checkpoints and spares."""
         price = self.assumptions.dollars_per_device_hour
         return None if price is None else price * self.rented * self.training_seconds / 3600
 
     @property
     def joules(self) -> float | None:
-        """At the whole system's stated maximum."""
+        """Joules at the whole system's stated maximum of watts; None where none is stated."""
         watts = self.assumptions.watts_per_device
         return None if watts is None else watts * self.devices * self.seconds
 

@@ -40,7 +40,7 @@ class Durations:
         return known[1]
 
     def launches(self, work: Work) -> int:
-        """Kernels of an instruction's work, found by identity as `phase` does."""
+        """Number of kernels in an instruction's work, found by identity as `phase` does."""
         known = self._launches.get(id(work))
         if known is None:
             known = self._launches[id(work)] = (work, work_launches(work))
@@ -51,8 +51,8 @@ class Durations:
         return self.phase(step).seconds
 
     def collectives(self, step: Instruction | Pattern) -> float:
-        """The collectives of one instruction, one after the other, and the host's start of them where no lane has it; its copies
-        between device and host."""
+        """Seconds of one instruction's collectives, one after the other, and the host's start of them where no lane has it; its
+        copies between device and host."""
         found, software = step.work.collectives, self.prices.software
         if step.work.host_bytes:
             return self.prices.host_copy(step.work.host_bytes)
@@ -60,7 +60,7 @@ class Durations:
         return seconds + (software.host_collective_seconds if found and not software.host_instruction_seconds else 0.0)
 
     def local(self, step: Instruction | Pattern) -> float:
-        """An instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""
+        """Seconds of an instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""
         if step.work.flops:  # the optimizer's matmuls
             return self.work(step.work).seconds
         return self.prices.memory(step.work.elementwise_bytes) if step.work.elementwise_bytes else 0.0

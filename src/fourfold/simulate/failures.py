@@ -14,12 +14,13 @@ from math import exp, isfinite, log1p, sqrt
 
 
 def young_interval(mean_seconds: float, checkpoint_seconds: float) -> float:
-    """sqrt(2 d M): Young 1974, "A first order approximation to the optimum checkpoint interval"."""
+    """Seconds between checkpoints, sqrt(2 d M): Young 1974, "A first order approximation to the optimum checkpoint interval"."""
     return sqrt(2 * checkpoint_seconds * mean_seconds)
 
 
 def daly_interval(mean_seconds: float, checkpoint_seconds: float) -> float:
-    """Daly 2006, equation 37: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d where d < 2M, else M."""
+    """Seconds between checkpoints by Daly 2006, equation 37: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d where d < 2M,
+    else M."""
     M, d = mean_seconds, checkpoint_seconds
     if d >= 2 * M:
         return M
@@ -27,7 +28,8 @@ def daly_interval(mean_seconds: float, checkpoint_seconds: float) -> float:
 
 
 def best_interval(mean_seconds: float, checkpoint_seconds: float) -> float:
-    """The t at which `efficiency` is highest: the root of (1 - t/M) exp((t + d)/M) = 1, by bisection, to the last digit."""
+    """Seconds t between checkpoints at which `efficiency` is highest: the root of (1 - t/M) exp((t + d)/M) = 1, by bisection, to
+    the last digit."""
     ratio = checkpoint_seconds / mean_seconds
     low, high = 0.0, 1.0
     for _ in range(200):
@@ -54,7 +56,8 @@ def efficiency(
 
 
 def spares_for(mean_out: float, certainty: float = 0.99) -> int:
-    """The fewest spares that suffice with that certainty where `mean_out` are in repair on average: a quantile of Poisson's."""
+    """The fewest spare devices that suffice with that certainty where `mean_out` are in repair on average: a quantile of
+    Poisson's."""
     if mean_out > 500:
         return int(mean_out + 2.33 * sqrt(mean_out)) + 1
     term = total = exp(-mean_out)

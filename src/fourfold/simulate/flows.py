@@ -49,7 +49,7 @@ def meetings(programs: Sequence[Program]) -> Iterator[list[Place]]:
 
 
 def joins(program: Program) -> dict[int, int]:
-    """By what an instruction started, the WAIT that joins it."""
+    """Index of the WAIT that joins what an instruction started, by that instruction's index."""
     started: dict[str, int] = {}
     found = {}
     for index, step in enumerate(program.instructions):

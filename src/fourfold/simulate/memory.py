@@ -23,7 +23,7 @@ class MemoryOverTime:
 
     @property
     def peak(self) -> int:
-        """The span in which most is held."""
+        """Index of the span in which most is allocated."""
         return max(range(len(self.bytes)), key=self.bytes.__getitem__)
 
 

@@ -18,7 +18,7 @@ class PublishedStep:
     seconds: float
 
     def error(self, predicted_seconds: float) -> float:
-        """Predicted over published, less 1: positive where the prediction is too slow."""
+        """Relative error, a share: predicted over published, less 1: positive where the prediction is too slow."""
         return predicted_seconds / self.seconds - 1
 
     def line(self, predicted_seconds: float) -> str:
@@ -27,11 +27,12 @@ class PublishedStep:
         return f"published  {self.figure}; predicted {abs(error):.1%} {'slower' if error > 0 else 'faster'} ({self.source})"
 
     def document(self, predicted_seconds: float) -> dict[str, Any]:
+        """The published figure beside a prediction of so many seconds, for JSON."""
         return {"source": self.source, "step_seconds": self.seconds, "error": self.error(predicted_seconds)}
 
 
 def published_step(config: RunConfig, model: ModelConfig, layout: Layout, device: Device) -> PublishedStep | None:
-    """None where the run file states no figure."""
+    """The published figure of a run; None where the run file states no figure."""
     section, devices = config.published, layout.world_size
     if section.step_seconds is not None:
         return PublishedStep(section.source, f"{section.step_seconds} s a step", section.step_seconds)

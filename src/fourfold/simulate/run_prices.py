@@ -41,6 +41,7 @@ class SoftwareOverrides:
         return replace(self, gemm_dtype=self.gemm_dtype or section.gemm_dtype, attention=self.attention or attention)
 
     def applied_to(self, software: SoftwareProfile) -> SoftwareProfile:
+        """A copy of a software profile with what is stated here."""
         if self.gemm_dtype is not None:
             software = replace(software, gemm_dtype=PEAK_FORMATS[self.gemm_dtype], fine_scales=self.gemm_dtype != "fp8")
         if self.attention is not None:

@@ -32,7 +32,7 @@ class SimulationState:
 
     def take(self, rank: Rank) -> float | None:
         """Begins the rank's next instruction. Returns the seconds that the rank itself works on it, on idle links; None where it
-        must wait for another rank."""
+        must wait for another rank. Raises `UserError` for a WAIT for what was not started."""
         pattern, m = rank.steps[rank.at]
         op = pattern.op
         if op is Op.WAIT:

@@ -195,7 +195,7 @@ class Simulation:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """Memory of the devices of every pipeline rank."""
+        """Bytes of memory on a device of every pipeline rank."""
         return tuple(
             device_bytes(max(curve), self.prices.software, self.spec, pp) for pp, curve in enumerate(self.curves)
         )

@@ -42,10 +42,12 @@ class LinkTraffic:
 
     @property
     def total_bytes(self) -> float:
+        """Bytes that a device sends through the level in a step."""
         return sum(self.sent_bytes.values())
 
     @property
     def full_seconds(self) -> float:
+        """Seconds that they take at the level's full bandwidth."""
         return self.total_bytes / self.level.device_bytes_per_second
 
 
@@ -59,10 +61,12 @@ class StepSummary:
 
     @property
     def seconds(self) -> float:
+        """Seconds of a step."""
         return self.step.seconds
 
     @property
     def devices(self) -> int:
+        """Number of devices that the layout uses."""
         return self.step.simulation.spec.layout.world_size
 
     @property
@@ -73,10 +77,12 @@ class StepSummary:
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens per second of all devices together."""
         return self.tokens / self.seconds
 
     @property
     def device(self) -> Device:
+        """The cluster's device."""
         return self.step.simulation.prices.cluster.device
 
     @property
