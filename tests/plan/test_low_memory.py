@@ -75,21 +75,21 @@ def test_the_best_timeline_is_simulated_not_the_best_bound(
 
 
 def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> None:
-    roomy = replace(asked, memory_bytes=int(80e9))
-    tight = replace(asked, memory_bytes=int(1.1 * search(roomy, keep=1).best[0].memory_bytes))
+    large = replace(asked, memory_bytes=int(80e9))
+    tight = replace(asked, memory_bytes=int(1.1 * search(large, keep=1).best[0].memory_bytes))
     found = search(tight, keep=2)
     assert found.best[0].memory_bytes > SHARE * tight.memory_bytes
     assert found.low_memory is not None
     assert found.low_memory.memory_bytes <= CLEARLY * found.best[0].memory_bytes
-    assert search(roomy, keep=1).low_memory is None, "the best holds little itself"
+    assert search(large, keep=1).low_memory is None, "the best holds little itself"
 
 
 def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     fixed, held = {"pp": 1, "recompute": "full", "zero": 1}, list[int]()
     measured = replace(asked.cluster, calibration={"version": 1})  # scores are times
     asked = replace(asked, template=replace(asked.template, cluster=measured))
-    roomy = replace(asked, memory_bytes=int(80e9))
-    limit = int(0.8 * search(roomy, keep=1, fixed=fixed).best[0].memory_bytes)
+    large = replace(asked, memory_bytes=int(80e9))
+    limit = int(0.8 * search(large, keep=1, fixed=fixed).best[0].memory_bytes)
     tight = replace(asked, memory_bytes=limit, offload_optimizer=False)
     while (fits := search(tight, keep=1, fixed=fixed).best) and (limit := fits[0].memory_bytes - 1):
         tight = replace(tight, memory_bytes=limit)

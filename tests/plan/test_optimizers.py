@@ -129,7 +129,7 @@ def test_matmuls_of_newton_schulz_are_declared_and_priced() -> None:
 
 
 def test_homes_divide_the_matmuls_and_are_priced() -> None:
-    """The home that has most computes one matrix at least, and no more than longest-first allows; the update computes none."""
+    """The busiest owner rank computes one matrix at least, and no more than longest-first allows; the update computes none."""
     seconds = {}
     for chosen in ("shard", "owner"):
         asked = request(16, 64, optimizer=section("muon", placement=chosen))

@@ -1,4 +1,5 @@
-"""Scores: bounds stay bounds, what is tight or far from what was measured goes behind, a measured machine goes by time."""
+"""Scores: bounds stay bounds; what is near the memory limit or unlike measured runs goes behind; a measured machine goes by
+time."""
 
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 
 from fourfold.hardware import load_cluster
 from fourfold.plan.bound import Bounder
-from fourfold.plan.outlook import TIGHT, WORTH, Outlook, features
+from fourfold.plan.outlook import NEAR_LIMIT, WORTH, Outlook, features
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -105,10 +106,10 @@ def test_the_best_that_is_not_tight_stands_beside_what_is() -> None:
     free = Request.of(model(), load_cluster("dgx-h100:16"), 2048, 64)
     held = min(each.memory_bytes for each in search(free, keep=8).best)
     found = search(small_device(free, 3 * held), keep=3)
-    assert found.roomy is not None
-    assert found.roomy.out_of_memory <= TIGHT
+    assert found.surely_fits is not None
+    assert found.surely_fits.out_of_memory <= NEAR_LIMIT
     scores = [each.score for each in found.best]
     assert scores == sorted(scores)
-    if found.best[0].is_tight:
-        assert found.roomy.memory_bytes < found.best[0].memory_bytes
-        assert found.roomy.score >= found.best[0].score
+    if found.best[0].is_near_limit:
+        assert found.surely_fits.memory_bytes < found.best[0].memory_bytes
+        assert found.surely_fits.score >= found.best[0].score

@@ -169,7 +169,7 @@ def test_fewer_devices_are_enough_with_the_states_away() -> None:
 
 
 def _layouts(found: Found) -> list[Candidate]:
-    return [each.candidate for each in filter(None, [*found.best, found.low_memory, found.roomy])]
+    return [each.candidate for each in filter(None, [*found.best, found.low_memory, found.surely_fits])]
 
 
 @pytest.mark.parametrize("stated", [True, False])

@@ -33,7 +33,7 @@ SPLITS: dict[str, Case] = {
 
 @pytest.mark.parametrize(("zero", "split"), list(product(range(4), SPLITS)))
 def test_split_matrices_are_updated_in_full(zero: int, split: str) -> None:
-    """Homes and shards in turns."""
+    """Owner ranks and shards in turns."""
     ranks, layout, model = SPLITS[split]
     chosen = "owner" if (zero + list(SPLITS).index(split)) % 2 else "shard"
     check_split(ranks, layout={**layout, "zero": zero}, model=model, optimizer={**STATED, "placement": chosen})
@@ -89,7 +89,7 @@ def test_the_peak_is_the_declared(layout: dict[str, Any], chosen: str) -> None:
         optimizer={**STATED, "placement": chosen},
     )
     results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks, track_memory=True)
-    highest = max(result["peak"] for result in results)  # of the home that has the largest matrices
+    highest = max(result["peak"] for result in results)  # of the owner rank of the largest matrices
     assert abs(results[0]["predicted_peak"] / highest - 1) < 0.005
 
 

@@ -102,7 +102,7 @@ def test_a_value_that_the_host_must_see_stops_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_unknown_hosts_are_looked_at_pass_by_pass() -> None:
-    """0 is the value where nothing is known: nothing of the host's lane is in such a step."""
+    """0 is the value where nothing is known: nothing of the host's stream is in such a step."""
     found = _simulated(PIPELINE, 0.0)
     assert not any(times.host for times in found.times.ranks)
     assert found.seconds == predict_step(PIPELINE, found.prices).seconds

@@ -102,9 +102,9 @@ def test_a_buffer_that_is_larger_fills_more(kind: str) -> None:
 
 
 def test_a_larger_workspace_moves_the_peak() -> None:
-    def roomy(step: Instruction) -> Instruction:
+    def altered(step: Instruction) -> Instruction:
         return step._replace(workspace_bytes=10**9) if step.op is Op.BACKWARD else step
 
-    for program, altered_one in zip(PROGRAMS, simulated(roomy).programs, strict=True):
+    for program, altered_one in zip(PROGRAMS, simulated(altered).programs, strict=True):
         assert memory_peak(altered_one).bytes > memory_peak(program).bytes
         assert memory_peak(altered_one).workspace_bytes == 10**9

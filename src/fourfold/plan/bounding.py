@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fourfold.layout.mesh import ORDERS
 from fourfold.plan.blocks import FLOOR_SHARE, BlockPrice
 from fourfold.plan.bound import Bounder, Bounds
-from fourfold.plan.budget import CLOSER, FLOOR, ROW, SHAPE, SearchBudget
+from fourfold.plan.budget import FLOOR, ROW, SHAPE, SHARPER, SearchBudget
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.low_memory import LowMemory
 from fourfold.plan.pool import Counts, Pool
@@ -28,27 +28,27 @@ Progress = Callable[[str, float], None]
 
 
 class Bounded(NamedTuple):
-    """Layouts worth simulating: the best by their bounds, the best of those that hold little, the best of those that are not tight
-    (`plan.outlook`)."""
+    """Layouts worth simulating: the best by their bounds, the best of those that hold little, the best of those that are not
+    near the memory limit (`plan.outlook`)."""
 
     pool: Pool
     small: LowMemory
-    roomy: LowMemory
+    surely_fits: LowMemory
 
     @property
     def reach(self) -> float:
         """Seconds above which a layout is none of them."""
-        return max(self.pool.limit, self.small.reach, self.roomy.reach) if self.pool.least else float("inf")
+        return max(self.pool.limit, self.small.reach, self.surely_fits.reach) if self.pool.least else float("inf")
 
     def needs(self, bounds: Bounds, scores: NDArray[np.float64]) -> bool:
         """Whether a layout of a table, with these bounds, may be one of them."""
-        return self.pool.needs(bounds, scores) or self.small.needs(bounds) or self.roomy.needs(bounds)
+        return self.pool.needs(bounds, scores) or self.small.needs(bounds) or self.surely_fits.needs(bounds)
 
     def add(self, bounds: Bounds, scores: NDArray[np.float64]) -> None:
         """Keeps those of a table's layouts that are."""
         self.pool.add(bounds, scores)
         self.small.add(bounds)
-        self.roomy.add(bounds)
+        self.surely_fits.add(bounds)
 
 
 def bound_all(
@@ -65,8 +65,8 @@ def bound_all(
     request, outlook = pricer.request, pricer.outlook
     orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
     bounder = Bounder(request, orders[0], pricer.blocks, mixes=True)
-    roomy = LowMemory(min(outlook.roomy_bytes, request.memory_bytes))
-    found = Bounded(Pool(request, counts), LowMemory.of(request), roomy)
+    surely_fits = LowMemory(min(outlook.surely_fits_bytes, request.memory_bytes))
+    found = Bounded(Pool(request, counts), LowMemory.of(request), surely_fits)
     if rival is not None:
         found = Bounded(Pool(request, counts, rival.score), LowMemory(0.0), LowMemory(0.0))
     shapes = sorted(block_shapes(request), key=_plain_first)
@@ -94,17 +94,17 @@ def bound_all(
         budget.spend(FLOOR + ROW * len(floor))
         scores, ideals = outlook.scores(floor), list[float]()
         for shape in alike:
-            closer, ideal = floor, low
+            sharper, ideal = floor, low
             needed = found.needs(floor, scores)
             if needed and shape.cp > 1:
-                budget.spend(CLOSER + ROW * len(floor))
+                budget.spend(SHARPER + ROW * len(floor))
                 price = pricer.blocks.floor(shape)
                 ideal = max(low, _ideal_seconds(request, shape, price))
-                closer = bounder.bounds(shape, price) or floor
-                needed = found.needs(closer, outlook.scores(closer))
+                sharper = bounder.bounds(shape, price) or floor
+                needed = found.needs(sharper, outlook.scores(sharper))
             bounds = bounder.bounds(shape) if needed else None
             if bounds is None:
-                found.pool.pass_over(closer)
+                found.pool.pass_over(sharper)
             else:
                 budget.spend(SHAPE + ROW * len(bounds))
                 found.add(bounds, outlook.scores(bounds))

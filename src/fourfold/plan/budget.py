@@ -5,8 +5,8 @@ One unit is about a second of one core: the constants are seconds that were meas
 
 from dataclasses import dataclass
 
-FLOOR, CLOSER, SHAPE, ROW = 5e-4, 2e-3, 6e-3, 1e-6
-"""A floor of shapes of a replica, the closer one of a shape, its bounds, and those of each layout around it."""
+FLOOR, SHARPER, SHAPE, ROW = 5e-4, 2e-3, 6e-3, 1e-6
+"""A floor of shapes of a replica, the sharper one of a shape, its bounds, and those of each layout around it."""
 TIMELINE, COMPUTE = 2e-3, 7e-6
 """A schedule's timeline, and each stage's microbatch in it."""
 SIMULATION, INSTRUCTION = 0.02, 6e-6

@@ -12,9 +12,9 @@ from fourfold.plan.request import Request
 @dataclass(frozen=True)
 class Found:
     """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
-    one that holds clearly less than the best, where that is not tight. `roomy`: the best that is not tight. `riskier`: a faster one
-    that is less likely to fit than was asked for. `refusal`: why the last layout that cannot run cannot. `away_seconds`: as in
-    `Pool`."""
+    one that holds clearly less than the best, where that is not near the memory limit. `surely_fits`: the best that is not near
+    it. `riskier`: a faster one that is less likely to fit than was asked for. `refusal`: why the last layout that cannot run
+    cannot. `away_seconds`: as in `Pool`."""
 
     request: Request
     best: tuple[Priced, ...]
@@ -22,7 +22,7 @@ class Found:
     seconds: float
     smallest: tuple[Candidate, float] | None = None
     low_memory: Priced | None = None
-    roomy: Priced | None = None
+    surely_fits: Priced | None = None
     riskier: Priced | None = None
     refusal: str | None = None
     away_seconds: float = float("inf")

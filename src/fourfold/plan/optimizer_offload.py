@@ -54,7 +54,7 @@ def worth_a_search(found: Found) -> bool:
 def joined(found: Found, away: Found, keep: int) -> Found:
     """Both searches' layouts in one order."""
     best = best_first([*found.best, *away.best], keep)
-    roomy = best_first(filter(None, [found.roomy, away.roomy]), 1)
+    surely_fits = best_first(filter(None, [found.surely_fits, away.surely_fits]), 1)
     sums = {each.name: getattr(found.counts, each.name) + getattr(away.counts, each.name) for each in fields(Counts)}
     smallest = min(filter(None, [found.smallest, away.smallest]), key=lambda each: each[1], default=None)
     return replace(
@@ -64,6 +64,6 @@ def joined(found: Found, away: Found, keep: int) -> Found:
         seconds=found.seconds + away.seconds,
         smallest=None if best else smallest,
         low_memory=found.low_memory or away.low_memory,
-        roomy=roomy[0] if roomy else None,
+        surely_fits=surely_fits[0] if surely_fits else None,
         refusal=found.refusal or away.refusal,
     )

@@ -26,8 +26,8 @@ USUAL = ("1f1b", "interleaved_1f1b")
 FAR = 3.0
 """Distance from the nearest published run above which a plan says so: another device, another software, and twice the
 context parallelism."""
-TIGHT = 0.1
-"""Probability of running out of memory above which a layout is tight."""
+NEAR_LIMIT = 0.1
+"""Probability of running out of memory above which a layout is near the memory limit."""
 
 
 def features(layout: Candidate) -> tuple[str, ...]:
@@ -59,9 +59,9 @@ class Outlook:
         return Neighbourhood(request.model, request.template, request.devices, request.sequence_length)
 
     @property
-    def roomy_bytes(self) -> float:
-        """The most that a layout may hold and not be tight."""
-        return self._capacity * self.risk.share(TIGHT) if self.risk is not None else float("inf")
+    def surely_fits_bytes(self) -> float:
+        """Bytes that a layout may hold at most and not be near the memory limit."""
+        return self._capacity * self.risk.share(NEAR_LIMIT) if self.risk is not None else float("inf")
 
     def probability(self, memory_bytes: float) -> float:
         """Probability that a layout which is predicted to hold so much runs out of memory; 0 where nothing tells."""

@@ -12,7 +12,7 @@ from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.bound import Bounder, Bounds
 from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, ROW, SHAPE, SIMULATION, TIMELINE, SearchBudget
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.outlook import TIGHT, Outlook
+from fourfold.plan.outlook import NEAR_LIMIT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.spec import StepSpec, resolve_step
@@ -40,9 +40,9 @@ class Priced:
     distance: float = 0.0
 
     @property
-    def is_tight(self) -> bool:
+    def is_near_limit(self) -> bool:
         """Whether it is likelier to run out of memory than a careful person would accept."""
-        return self.out_of_memory > TIGHT
+        return self.out_of_memory > NEAR_LIMIT
 
     @property
     def score(self) -> float:

@@ -53,7 +53,7 @@ class Plan:
     def front(self) -> list[Priced]:
         """Throughput against memory."""
         found = self.found
-        return pareto(list(filter(None, [*found.best, found.low_memory, found.roomy])))
+        return pareto(list(filter(None, [*found.best, found.low_memory, found.surely_fits])))
 
     def tokens_per_second(self, priced: Priced) -> float:
         """Per device."""

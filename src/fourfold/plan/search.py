@@ -113,7 +113,7 @@ def _search(
     to."""
     started = time.monotonic()
     request, budget, counts, timelines = pricer.request, pricer.budget, Counts(), pricer.drawn
-    pool, small, roomy = bound_all(pricer, counts, budget.part(BOUND_SHARE), progress, rival, riskier)
+    pool, small, within_limit = bound_all(pricer, counts, budget.part(BOUND_SHARE), progress, rival, riskier)
     before = {p.candidate: p for p in known if request.permits(p.candidate) and p.memory_bytes <= request.memory_bytes}
     ranking = LayoutRanking(pricer, pool, counts, before)
     best = ranking.fastest(FIRST, RANKING_SHARES, progress)
@@ -124,7 +124,7 @@ def _search(
         least = min([*([least] if least else []), *tried], key=_held, default=None)
     if rival is not None:
         best = [each for each in best if each.score < rival.score]
-    low_memory = not_tight = None
+    low_memory = surely_fits = None
     if best and not budget.is_spent:
         best = with_overlap(pricer, best)
         climb = Climb(pricer.within(request, budget.part(CLIMB_SHARE)))
@@ -135,12 +135,12 @@ def _search(
         first = min(best, key=_score)
         held = first.memory_bytes
         sought = rival is None and not request.overlap_experts  # others are sought among passes in one piece
-        if sought and all(each.is_tight for each in best):
-            not_tight = _holding(pricer, first, roomy.limit, roomy)
-        if sought and not_tight is None and held > small.limit:
+        if sought and all(each.is_near_limit for each in best):
+            surely_fits = _holding(pricer, first, within_limit.limit, within_limit)
+        if sought and surely_fits is None and held > small.limit:
             low_memory = _holding(pricer, first, CLEARLY * held, small)
-    found = best_first(filter(None, [*best, low_memory, not_tight]), len(best) + 2)
-    best, not_tight = found[:keep], next((each for each in found if not each.is_tight), None)
+    found = best_first(filter(None, [*best, low_memory, surely_fits]), len(best) + 2)
+    best, surely_fits = found[:keep], next((each for each in found if not each.is_near_limit), None)
     counts.timelines = pricer.drawn - timelines
     better, worse = ranking.left(best[0].score if best else float("inf"))
     counts.not_searched += better
@@ -154,7 +154,7 @@ def _search(
         seconds,
         smallest,
         low_memory,
-        not_tight,
+        surely_fits,
         refusal=ranking.refusal,
         away_seconds=away,
     )

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from fourfold.cost.prices import Prices
 from fourfold.evidence.out_of_memory import out_of_memory
-from fourfold.plan.outlook import TIGHT
+from fourfold.plan.outlook import NEAR_LIMIT
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import LIKELY
 from fourfold.plan.result import Plan
@@ -13,7 +13,7 @@ from fourfold.simulate.summary import MEMORY_SHARE, StepSummary
 
 Word = Literal["sure", "likely", "perhaps", "unlikely", "no"]
 LEAST: tuple[tuple[float, Word], ...] = (
-    (1 - TIGHT, "sure"),
+    (1 - NEAR_LIMIT, "sure"),
     (1 - LIKELY, "likely"),
     (0.5, "perhaps"),
     (0.1, "unlikely"),

@@ -5,7 +5,7 @@ from typing import Any
 from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import seconds_text
-from fourfold.report.step_lanes import step_document
+from fourfold.report.step_timeline import step_document
 from fourfold.report.units import format_bytes, table
 
 SHOWN_DIFFERENCES = 5

@@ -14,7 +14,7 @@ def outlook_lines(plan: Plan, width: int = 11) -> list[str]:
     if best is None or not best.out_of_memory:
         return []
     lines = []
-    if best.is_tight:
+    if best.is_near_limit:
         lines.append(f"{'surer':<{width}}{_instead(plan, best)}")
     if best.distance > FAR:
         lines.append(
@@ -42,7 +42,7 @@ def _percent(priced: Priced) -> str:
 
 def _instead(plan: Plan, best: Priced) -> str:
     """The best layout that surely fits, and what it costs."""
-    other, rows = plan.found.roomy, plan.found.best
+    other, rows = plan.found.surely_fits, plan.found.best
     if other is None:
         return "no layout was found that surely fits"
     name = f"row {rows.index(other) + 1}" if other in rows else other.candidate.words()

@@ -255,7 +255,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "advice": advice_document(plan.advice, plan.best_step) if plan.best_step is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
         "riskier": _priced(plan, plan.found.riskier) if plan.found.riskier is not None else None,
-        "surer": _priced(plan, plan.found.roomy) if plan.found.roomy is not None else None,
+        "surer": _priced(plan, plan.found.surely_fits) if plan.found.surely_fits is not None else None,
         "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
         "heuristic_baseline_is_outside": plan.baseline_is_outside,
         "explanations": [

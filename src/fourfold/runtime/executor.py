@@ -330,7 +330,7 @@ class Executor:
             self._muon.orthogonalize(unit, self._live[step.reads[0]], own)
 
     def _gather_matrices(self, step: Instruction) -> None:
-        """The all-gather of directions, or of homes' results."""
+        """The all-gather of directions, or of owner ranks' results."""
         part = self._live[step.reads[0]]
         full = self._live[step.writes[0]] = part.new_empty(part.numel() * step.collectives[0].group_size)
         self._start(step, self._group(step).all_gather(full, part))

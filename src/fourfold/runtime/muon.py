@@ -32,13 +32,15 @@ class MatrixOptimizer:
         return gradient.lerp(average, section.momentum) if section.nesterov else average
 
     def orthogonalize(self, unit: Unit, directions: Tensor, results: Tensor) -> None:
-        """The matrices whose home this rank is, in the number format of `directions`, one after the other into `results` [slot]."""
+        """Orthogonalizes the matrices that this rank owns, in the number format of `directions`, one after the other into
+        `results` [slot]."""
         for matrix, place in unit.share.own:
             target = results[place : place + matrix.numel].view(matrix.shape)
             target.copy_(_orthogonal(unit, directions, matrix))
 
     def update(self, unit: Unit, given: Tensor, lr: float, scale: float | DeviceClip) -> None:
-        """`given`: what all homes computed, or directions; then each matrix is orthogonalized now. The shard takes its elements."""
+        """Updates the shard by `given`: what all owner ranks computed, or directions; then each matrix is orthogonalized now. The
+        shard takes its elements."""
         start, _ = unit.flat.shard_range(unit.index)
         skip, places = scale.skip if isinstance(scale, DeviceClip) else None, dict(unit.share.places)
         for low, high, matrix in unit.share.held:

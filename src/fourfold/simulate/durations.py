@@ -51,8 +51,8 @@ class Durations:
         return self.phase(step).seconds
 
     def collectives(self, step: Instruction | Pattern) -> float:
-        """Seconds of one instruction's collectives, one after the other, and the host's start of them where no lane has it; its
-        copies between device and host."""
+        """Seconds of one instruction's collectives, one after the other, and the host's start of them where no `HostStream` has
+        it; its copies between device and host."""
         found, software = step.work.collectives, self.prices.software
         if step.work.host_bytes:
             return self.prices.host_copy(step.work.host_bytes)

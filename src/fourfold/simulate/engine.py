@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from fourfold.config import UserError
 from fourfold.program.instruction import COMPUTE_OPS
-from fourfold.simulate.host import HostLane
+from fourfold.simulate.host import HostStream
 from fourfold.simulate.rank import Rank, Times
 from fourfold.simulate.state import SimulationState
 
 
-def simulate_times(state: SimulationState, hosts: Sequence[HostLane] = ()) -> Times:
+def simulate_times(state: SimulationState, hosts: Sequence[HostStream] = ()) -> Times:
     """Runs the programs of all pipeline ranks to their end. `hosts`: of every rank, where they are known apart from passes. Raises
     `UserError` where they wait for each other for ever."""
     ready = deque(state.ranks)
@@ -34,7 +34,7 @@ def simulate_times(state: SimulationState, hosts: Sequence[HostLane] = ()) -> Ti
     return state.times()
 
 
-def _advance(rank: Rank, state: SimulationState, host: HostLane | None) -> None:
+def _advance(rank: Rank, state: SimulationState, host: HostStream | None) -> None:
     """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them, and
     collectives of a pass what they share of the network."""
     steps, contention, take = rank.steps, state.prices.software.contention, state.take

@@ -13,7 +13,7 @@ from fourfold.simulate.durations import Durations
 from fourfold.simulate.rank import Rank
 
 
-class HostLane:
+class HostStream:
     """The host of one rank. `issued`: until when it has been busy with the instructions before."""
 
     def __init__(self, view: RankView, durations: Durations) -> None:

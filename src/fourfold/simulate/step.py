@@ -17,7 +17,7 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.host import HostLane
+from fourfold.simulate.host import HostStream
 from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.rank import Times
 from fourfold.simulate.shared_cores import shared_times
@@ -219,7 +219,7 @@ def simulate(
             times = shared_times(state, prices.contention_profile.relative_speeds)  # type: ignore[attr-defined]
         else:
             known = prices.software.host_instruction_seconds > 0
-            times = simulate_times(state, [HostLane(view, durations) for view in views] if known else ())
+            times = simulate_times(state, [HostStream(view, durations) for view in views] if known else ())
         return Simulation(spec, prices, views, lowered, durations, times)
 
 

@@ -60,7 +60,7 @@ class PeerMemory:
         self._transfer = MemoryTransfer(memory, context, config.run.timeout_seconds)
         rank, layout = context.rank, view.spec.layout
         self._machines = self._transfer.sizes(int(os.environ.get("FOURFOLD_MACHINE", "0")))
-        self._mates = [r for r, machine in enumerate(self._machines) if machine == self._machines[rank]]
+        self._of_machine = [r for r, machine in enumerate(self._machines) if machine == self._machines[rank]]
         hosts = self._transfer.sizes(
             this_boot()
         )  # launchers start several supervisors on one host, which is lost as a whole
@@ -73,12 +73,15 @@ class PeerMemory:
             *(r for r, peer in enumerate(kept_by) if peer is not None and peer.is_replica and peer.rank == rank),
         ]
         """Ranks whose files this one writes: they hold what it holds."""
-        self._wards = [
+        self._backed_up = [
             r for r, peer in enumerate(kept_by) if peer is not None and not peer.is_replica and peer.rank == rank
         ]
         self._is_sent = any(peer is not None and not peer.is_replica for peer in kept_by)
-        here = {*self._mates, *(r for r, peer in enumerate(kept_by) if peer is not None and peer.rank in self._mates)}
-        self._here = here if rank == self._mates[0] else None
+        here = {
+            *self._of_machine,
+            *(r for r, peer in enumerate(kept_by) if peer is not None and peer.rank in self._of_machine),
+        }
+        self._here = here if rank == self._of_machine[0] else None
         self._fence = int(os.environ.get("FOURFOLD_FENCE", "0"))
         self._version = self._prepared = 0
         self._is_on = True
@@ -92,7 +95,7 @@ class PeerMemory:
             return None
         heads, damaged = [], []
         for index, (rank, version) in enumerate(self._memory.regions()):
-            if index % len(self._mates) == self._mates.index(self._context.rank):
+            if index % len(self._of_machine) == self._of_machine.index(self._context.rank):
                 text = self._memory.head(rank, version)
                 problem = self._problem(rank, version, text) if text is not None else None
                 if problem is not None:
@@ -191,12 +194,12 @@ class PeerMemory:
                     self._memory.free(rank, version)
         enough = True
         try:
-            for rank in (*self._own, *self._wards):
+            for rank in (*self._own, *self._backed_up):
                 self._memory.reserve(rank, self._version, self._sizes[rank])
         except OSError as error:
             enough = False
             rank, free = self._context.rank, os.statvfs(PLACE)
-            needed = sum(self._sizes[r] for r in (*self._own, *self._wards))
+            needed = sum(self._sizes[r] for r in (*self._own, *self._backed_up))
             append_event(
                 self._out,
                 "memory_failed",
@@ -207,7 +210,7 @@ class PeerMemory:
             )
         if self._is_on and not self._context.least(int(enough)):
             self._is_on = False
-            for rank in (*self._own, *self._wards):
+            for rank in (*self._own, *self._backed_up):
                 for version in range(VERSIONS):
                     self._memory.free(rank, version)
 
@@ -246,7 +249,7 @@ class PeerMemory:
         try:
             own = self._region(self._context.rank, version)
             to = self._peer.rank if self._peer is not None and not self._peer.is_replica else None
-            self._transfer.exchange(to, own, self._wards, [(ward, version) for ward in self._wards])
+            self._transfer.exchange(to, own, self._backed_up, [(rank, version) for rank in self._backed_up])
             self._transfer.meet()
         except Exception as error:
             self._error = error

@@ -1,4 +1,4 @@
-"""Matrices updated from a part of themselves: directions not brought together, or of fewer ranks, or results of fewer homes."""
+"""Matrices updated from a part of themselves: directions not gathered, or of fewer ranks, or results of fewer owner ranks."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""One step of every pipeline rank as lanes of time: as it ran beside as it was predicted, and the memory that it held."""
+"""One step of every pipeline rank as a timeline: as it ran beside as it was predicted, and the memory that it held."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
