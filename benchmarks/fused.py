@@ -25,9 +25,9 @@ from fourfold.config import ModelConfig, parse_run
 from fourfold.hardware import load_cluster
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
-from fourfold.model.recorder.ghost import Ghost
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
+from fourfold.model.recorder.shape_tensor import ShapeTensor
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.work import Elementwise, Work
 from fourfold.program.view import rank_view
@@ -85,13 +85,15 @@ def recorded(piece: Piece, model: ModelConfig) -> list[Elementwise]:
     recording = Recording(staging=False)
     ops = RecorderOperations(recording, accelerator=True)
     recording.begin()
-    results = piece.run(Environment(ops, model), {name: _ghost(ops, each) for name, each in piece.inputs.items()})
+    results = piece.run(
+        Environment(ops, model), {name: _shape_tensor(ops, each) for name, each in piece.inputs.items()}
+    )
     work: Work = recording.recorded()
     del results
     return [item for item in work.items if isinstance(item, Elementwise)]
 
 
-def _ghost(ops: RecorderOperations, given: Input) -> Ghost:
+def _shape_tensor(ops: RecorderOperations, given: Input) -> ShapeTensor:
     formats = {"below": "int64", "count": "int64", "fp32": "fp32", "zeros": "fp32"}
     return ops.outside(given.shape, formats.get(given.kind, "bf16"))
 

@@ -1,4 +1,5 @@
-"""The memory-bound pieces of a step, as segments call them: run on tensors they are timed, on ghosts they are counted."""
+"""The memory-bound pieces of a step, as segments call them: run on tensors they are timed, on shape-only tensors they are
+counted."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

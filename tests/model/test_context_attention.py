@@ -215,6 +215,6 @@ def test_what_does_not_fit_is_refused() -> None:
         attend_forward(env, [q, q, q], [[8], [3, 4]], Saved())
 
 
-def test_attention_on_ghosts_needs_no_torch() -> None:
+def test_attention_on_shape_tensors_needs_no_torch() -> None:
     code = "import sys, fourfold.model.context.attention, fourfold.model.footprint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

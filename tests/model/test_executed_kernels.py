@@ -1,4 +1,4 @@
-"""Ghosts record what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
+"""Shape-only tensors record what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -9,7 +9,7 @@ import torch
 from fourfold.config import ModelConfig
 from fourfold.model import feed_forward, torch_operations
 from fourfold.model.footprint import Shape
-from fourfold.model.ghost_rank import GhostRank
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Elementwise, Join, Start, Work
 from tests.support.torch_rank import TorchRank
@@ -79,7 +79,7 @@ class Row:
 
 
 def _differences(model: ModelConfig, shape: Shape, policy: str, segment: Segment, ring_rank: int) -> list[Row]:
-    rank = GhostRank(segment, model, shape, ring_rank)
+    rank = RecordedRank(segment, model, shape, ring_rank)
     phases = vars(rank.footprint(policy)) | (vars(rank.halves(policy)) if segment.kind == "block" else {})
     rows = []
     for name, (kernels, started) in TorchRank(segment, model, shape, ring_rank).passes(policy).items():

@@ -10,8 +10,8 @@ import torch
 from fourfold.config import ModelConfig
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.parts import run_through
-from fourfold.model.ghost_rank import GhostRank
-from fourfold.model.recorder.recording import GhostGroup
+from fourfold.model.recorded_rank import RecordedRank
+from fourfold.model.recorder.recording import RecordedGroup
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import deferring
 from fourfold.model.work import Collective, sent_bytes
@@ -88,18 +88,18 @@ def _check(model: ModelConfig, case: Case) -> None:
 
 
 def _declared(model: ModelConfig, case: Case) -> dict[str, list[Collective]]:
-    ghosts = GhostRank(build_segments(model)[1], model, case.shape)
-    assert ghosts.balancing is not None
-    ranks = GhostGroup(ghosts.recording, "cp+tp", case.cp * case.tp)
-    balancing = replace(ghosts.balancing, groups=(ranks,) if ranks.size > 1 else ())
-    weights, saved, x = ghosts.weights.feed_forward, rebuilding(case.keep), ghosts.hidden()
-    run_through(routed_forward(ghosts.env, x, weights, balancing, saved))
-    forward = ghosts.recording.recorded()
-    ghosts.recording.begin()
-    with deferring(ghosts.units.values() if case.defers else ()) as pending:
-        run_through(routed_backward(ghosts.env, ghosts.hidden(), weights, balancing, saved))
+    recorded = RecordedRank(build_segments(model)[1], model, case.shape)
+    assert recorded.balancing is not None
+    ranks = RecordedGroup(recorded.recording, "cp+tp", case.cp * case.tp)
+    balancing = replace(recorded.balancing, groups=(ranks,) if ranks.size > 1 else ())
+    weights, saved, x = recorded.weights.feed_forward, rebuilding(case.keep), recorded.hidden()
+    run_through(routed_forward(recorded.env, x, weights, balancing, saved))
+    forward = recorded.recording.recorded()
+    recorded.recording.begin()
+    with deferring(recorded.units.values() if case.defers else ()) as pending:
+        run_through(routed_backward(recorded.env, recorded.hidden(), weights, balancing, saved))
     pending.run()
-    return {"forward": [*forward.collectives], "backward": [*ghosts.recording.recorded().collectives]}
+    return {"forward": [*forward.collectives], "backward": [*recorded.recording.recorded().collectives]}
 
 
 def _check_traffic(model: ModelConfig, case: Case, results: list[dict[str, Any]]) -> None:

@@ -21,8 +21,8 @@ from fourfold.model.experts.parts import run_through
 from fourfold.model.experts.router import Choice, choose
 from fourfold.model.experts.swiglu import add_grouped_matmul
 from fourfold.model.footprint import Shape
-from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.operations import Groups
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import grouped_matmul, torch_dtype
 from fourfold.model.weights import Deferred, Weight, deferring
@@ -271,14 +271,14 @@ def _record(
     model: ModelConfig, shape: Shape, balancing: Balancing, keep: bool, split_backward: bool
 ) -> dict[str, tuple[int, int]]:
     """Peak and live bytes after each of the passes, the input and the output included."""
-    ghosts = GhostRank(build_segments(model)[1], model, shape)
-    env, recording, weights, saved = ghosts.env, ghosts.recording, ghosts.weights.feed_forward, rebuilding(keep)
-    upstream, result = ghosts.hidden(), {}
-    x = ghosts.ops.make(upstream.shape, upstream.dtype)
+    recorded = RecordedRank(build_segments(model)[1], model, shape)
+    env, recording, weights, saved = recorded.env, recorded.recording, recorded.weights.feed_forward, rebuilding(keep)
+    upstream, result = recorded.hidden(), {}
+    x = recorded.ops.make(upstream.shape, upstream.dtype)
     out = run_through(routed_forward(env, x, weights, balancing, saved))
     result["forward"] = recording.peak, recording.live
     recording.begin()
-    with deferring(ghosts.units.values() if split_backward else ()) as pending:
+    with deferring(recorded.units.values() if split_backward else ()) as pending:
         grad = run_through(routed_backward(env, upstream, weights, balancing, saved))
     result["backward"] = recording.peak, recording.live
     recording.begin()

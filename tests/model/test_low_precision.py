@@ -10,8 +10,8 @@ import torch
 from fourfold.config.schema import GemmRecipeName
 from fourfold.model import torch_operations as ops
 from fourfold.model.footprint import Shape
-from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.low_precision import GemmRecipe, LowPrecisionGemms, rounded
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.spec import build_segments
 from fourfold.model.work import Elementwise
 from tests.model.test_executed_kernels import BASE, DEEPSEEK, SPLITS, _differences, _is_off
@@ -250,8 +250,8 @@ def test_quantization_stands_on_the_instruction() -> None:
     model, recipe = MODELS["dense"], GemmRecipe("mxfp8")
     shape = Shape(2, 64, "fp32", "fp32", False, recipe=recipe)
     _, block, head = build_segments(model)
-    found = GhostRank(block, model, shape).footprint("none")
+    found = RecordedRank(block, model, shape).footprint("none")
     items = (*found.forward.items, *found.backward.items)
     assert sum(isinstance(item, Elementwise) and item.part == "quantized" for item in items) == 24
-    none = GhostRank(head, model, shape).footprint("none")
+    none = RecordedRank(head, model, shape).footprint("none")
     assert not [item for item in none.backward.items if isinstance(item, Elementwise) and item.part == "quantized"]

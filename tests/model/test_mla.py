@@ -14,13 +14,13 @@ from fourfold.config.model_section import YarnScaling
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.footprint import Shape
-from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.mla import (
     mla_backward,
     mla_forward,
     mla_query_key_value,
     mla_query_key_value_backward,
 )
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.rope import rotate_, table_scale
 from fourfold.model.rope_tables import scale_yarn
 from fourfold.model.spec import build_segments
@@ -122,18 +122,18 @@ CASES = [
 def _check_traffic(model: ModelConfig, case: Case, result: dict[str, Any]) -> None:
     """Collectives as recorded, in order, with those of the output projection."""
     shape = Shape(2, 6, "fp64", "fp64", False, tp=case.tp, sequence_parallel=case.sequence)
-    ghosts = GhostRank(build_segments(model)[1], model, shape)
-    env, batch, weights = ghosts.env, ghosts.batch, ghosts.weights.attention
-    x, saved, passes = ghosts.hidden(), rebuilding(case.keep), []
+    recorded = RecordedRank(build_segments(model)[1], model, shape)
+    env, batch, weights = recorded.env, recorded.batch, recorded.weights.attention
+    x, saved, passes = recorded.hidden(), rebuilding(case.keep), []
     mla_forward(env, x, weights, batch, saved)
-    passes.append(ghosts.recording.recorded())
-    ghosts.recording.begin()
-    with deferring(ghosts.units.values() if case.defers else ()) as pending:
-        mla_backward(env, ghosts.hidden(), x, weights, batch, saved)
-    passes.append(ghosts.recording.recorded())
-    ghosts.recording.begin()
+    passes.append(recorded.recording.recorded())
+    recorded.recording.begin()
+    with deferring(recorded.units.values() if case.defers else ()) as pending:
+        mla_backward(env, recorded.hidden(), x, weights, batch, saved)
+    passes.append(recorded.recording.recorded())
+    recorded.recording.begin()
     pending.run()
-    passes.append(ghosts.recording.recorded())
+    passes.append(recorded.recording.recorded())
     started, (before, after) = result["started"], result["marks"]
     expected = [[(t.kind, t.bytes) for t in phase.collectives] for phase in passes]
     assert [started[:before], started[before:after], started[after:]] == expected
@@ -215,13 +215,13 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
 
 def _record(model: ModelConfig, shape: Shape, keep: bool) -> tuple[tuple[int, int], tuple[int, int]]:
     """Peak and live bytes after forward, and after backward."""
-    ghosts = GhostRank(build_segments(model)[1], model, shape)
-    x, recording, saved, w = ghosts.hidden(), ghosts.recording, rebuilding(keep), ghosts.weights.attention
-    outputs = mla_query_key_value(ghosts.env, x, w, ghosts.batch, saved)
+    recorded = RecordedRank(build_segments(model)[1], model, shape)
+    x, recording, saved, w = recorded.hidden(), recorded.recording, rebuilding(keep), recorded.weights.attention
+    outputs = mla_query_key_value(recorded.env, x, w, recorded.batch, saved)
     forward = recording.peak, recording.live
-    grads = [ghosts.ops.make(output.shape, output.dtype) for output in outputs]
+    grads = [recorded.ops.make(output.shape, output.dtype) for output in outputs]
     recording.begin()
-    result = mla_query_key_value_backward(ghosts.env, grads, ghosts.hidden(), x, w, ghosts.batch, saved)
+    result = mla_query_key_value_backward(recorded.env, grads, recorded.hidden(), x, w, recorded.batch, saved)
     backward = recording.peak, recording.live
     del result, outputs
     return forward, backward

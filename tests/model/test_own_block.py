@@ -13,9 +13,9 @@ from fourfold.config import ModelConfig, UserError
 from fourfold.config.check_model import check_model
 from fourfold.model.counts import step_flops_per_token
 from fourfold.model.footprint import Footprint, Shape
-from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.own import OwnBlock, OwnParameter
 from fourfold.model.own.declare import own_block
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.spec import build_segments
 from fourfold.model.work import Elementwise, Gemm, Join, Start, Work
 from fourfold.runtime.tracker import MemoryTracker
@@ -38,7 +38,7 @@ def test_what_is_recorded_is_what_is_executed(name: str, policy: str) -> None:
     """FLOPs of every matmul and attention in order, collectives, launches and bytes of all other kernels."""
     shape, block = SHAPES[name], build_segments(MODEL)[1]
     for ring_rank in {0, shape.cp_ring - 1}:
-        rank = GhostRank(block, MODEL, shape, ring_rank)
+        rank = RecordedRank(block, MODEL, shape, ring_rank)
         phases = vars(rank.footprint(policy)) | vars(rank.halves(policy))
         passes = TorchRank(block, MODEL, shape, ring_rank).passes(policy)
         assert set(passes) >= {"forward", "backward", "input_gradient", "weight_gradient"}
@@ -57,7 +57,7 @@ def test_what_is_recorded_is_what_is_executed(name: str, policy: str) -> None:
 def test_memory_is_that_of_a_run(name: str) -> None:
     """Saved bytes, and the peaks of forward and backward, to the byte."""
     rank = TorchRank(build_segments(MODEL)[1], MODEL, SHAPES[name], 0)
-    footprint: Footprint = GhostRank(rank.segment, MODEL, SHAPES[name], 0).footprint("none")
+    footprint: Footprint = RecordedRank(rank.segment, MODEL, SHAPES[name], 0).footprint("none")
     from fourfold.model.block import block_backward, block_forward
     from tests.support.differentiable import rebuilding
 
@@ -112,7 +112,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _footprint(model: ModelConfig) -> Footprint:
-    return GhostRank(build_segments(model)[1], model, SHAPES["one rank"]).footprint("none")
+    return RecordedRank(build_segments(model)[1], model, SHAPES["one rank"]).footprint("none")
 
 
 def test_batched_matmuls_are_groups(made: Any) -> None:

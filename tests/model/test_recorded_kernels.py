@@ -8,8 +8,8 @@ import pytest
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
 from fourfold.model.footprint import Shape, segment_footprint
-from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.operations import with_operations
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.spec import Segment, build_segments
@@ -43,7 +43,7 @@ def test_kernels_move_what_they_take_and_give(model: ModelConfig, policy: str, k
     kernels = {"norms": FORMULA, "losses": PlainLoss(), "pointwise": PlainPointwise()}
     counted = {name: CountedKernels(each, rank.log) for name, each in kernels.items()}
     rank.env = replace(rank.env, ops=with_operations(torch_operations, counted))  # type: ignore[arg-type]
-    footprint = GhostRank(segment, model, shape).footprint(policy)
+    footprint = RecordedRank(segment, model, shape).footprint(policy)
     for name, (executed, _) in rank.passes(policy).items():
         if name in ("forward", "backward"):
             recorded: Work = getattr(footprint, name)

@@ -9,7 +9,7 @@ from fourfold.config import ModelSection, UserError
 from fourfold.config.schema import GemmDtype, PrecisionSection
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.model.ghost_rank import GhostRank
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer, candidate_spec
@@ -145,7 +145,7 @@ def test_fourfolds_own_matmuls_are_priced_as_they_run(recipe: GemmDtype) -> None
     assert low.template.kernel(replace(GEMM, dtype=recipe)) < 0.8 * plain.kernel(GEMM)
     layout = Candidate(1, 1, "ring", 1, 1, 1, "none", 1, "1f1b", 1, 1, 8, 3)
     block = next(each for each in candidate_spec(low, layout).segments if each.kind == "block")
-    work = GhostRank(block, MODEL, candidate_spec(low, layout).shape).footprint("none").forward
+    work = RecordedRank(block, MODEL, candidate_spec(low, layout).shape).footprint("none").forward
     quantized = [each for each in work.items if isinstance(each, Elementwise) and each.part == "quantized"]
     gemms = [each.dtype for each in work.items if isinstance(each, Gemm)]
     assert gemms == [recipe] * 4

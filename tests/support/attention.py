@@ -19,7 +19,7 @@ from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.recorder.operations import RecorderOperations
-from fourfold.model.recorder.recording import GhostGroup, Recording
+from fourfold.model.recorder.recording import RecordedGroup, Recording
 from fourfold.model.work import Work
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from fourfold.runtime.tracker import MemoryTracker
@@ -253,7 +253,7 @@ class Meter:
 
 
 def attention_memory(env: Environment, case: Case, parts: list[Array], grad: Array, meter: Meter) -> Memory:
-    """Runs forward and backward, on tensors or on ghosts. `parts`: q, k and v, which live outside, as does `grad`."""
+    """Runs forward and backward, on tensors or on shape-only tensors. `parts`: q, k and v, which live outside, as does `grad`."""
     saved, before = Saved(), meter.live()
     meter.restart()
     out = attend_forward(env, parts, case.documents, saved)
@@ -270,7 +270,7 @@ def attention_memory(env: Environment, case: Case, parts: list[Array], grad: Arr
 
 @dataclass(frozen=True)
 class Recorded:
-    """Memory and work of a case on one rank, as recorded on ghosts."""
+    """Memory and work of a case on one rank, as recorded on shape-only tensors."""
 
     memory: Memory
     forward: Work
@@ -282,7 +282,7 @@ def record(case: Case, ring_rank: int = 0) -> Recorded:
     recording, phases = Recording(staging=True), []
     degrees = {"cp_ring": case.ring, "cp_ulysses": case.ulysses}
     groups = {
-        axis: GhostGroup(recording, axis, size, ring_rank if axis == "cp_ring" else 0)
+        axis: RecordedGroup(recording, axis, size, ring_rank if axis == "cp_ring" else 0)
         for axis, size in degrees.items()
         if size > 1
     }

@@ -1,4 +1,5 @@
-"""One rank's view of a segment on torch, alone in its process: what `GhostRank` is on ghosts. Its collectives end at once."""
+"""One rank's view of a segment on torch, alone in its process: what `RecordedRank` is on shape-only tensors. Its collectives end
+at once."""
 
 from collections.abc import Sequence
 from typing import Any

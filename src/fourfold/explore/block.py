@@ -20,11 +20,11 @@ from fourfold.launch.resolve import ResolvedRun
 from fourfold.model.block import block_forward
 from fourfold.model.context.pieces import Span
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.local_parameter import local_parameter
-from fourfold.model.recorder.ghost import Ghost
+from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
+from fourfold.model.recorder.shape_tensor import ShapeTensor
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
 from fourfold.model.work import Attention, Elementwise, Gemm, Join, Start, Work
@@ -49,12 +49,12 @@ class _Watched(RecorderOperations):
         super().__init__(recording, accelerator=True)
         self.weights: dict[int, Any] = {}
 
-    def linear(self, x: Ghost, weight: Ghost, bias: Ghost | None = None) -> Ghost:
+    def linear(self, x: ShapeTensor, weight: ShapeTensor, bias: ShapeTensor | None = None) -> ShapeTensor:
         out = super().linear(x, weight, bias)
         self.weights[len(self.recording.work) - 1] = weight.storage
         return out
 
-    def grouped_matmul(self, rows: Ghost, matrices: Ghost, groups: Any) -> Ghost:
+    def grouped_matmul(self, rows: ShapeTensor, matrices: ShapeTensor, groups: Any) -> ShapeTensor:
         out = super().grouped_matmul(rows, matrices, groups)
         self.weights[len(self.recording.work) - 1] = matrices.storage
         return out
@@ -69,7 +69,7 @@ class RecordedForward:
 
     @classmethod
     def of(cls, segment: Segment, resolved: ResolvedRun, shape: Shape) -> "RecordedForward":
-        rank = GhostRank(segment, resolved.model, shape)
+        rank = RecordedRank(segment, resolved.model, shape)
         operations = _Watched(rank.recording)
         environment = Environment(operations, resolved.model, rank.env.parallel, shape.recipe)
         rank.recording.begin()

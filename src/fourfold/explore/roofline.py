@@ -15,7 +15,7 @@ from fourfold.explore.machine import priced_setup
 from fourfold.explore.setup import Setup
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.model.binding import bind_weights
-from fourfold.model.ghost_rank import GhostUnit
+from fourfold.model.recorded_rank import RecordedUnit
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.shape import Shape
@@ -148,7 +148,7 @@ def _shape(item: Kernel) -> str:
     return f"{item.launches} kernels"
 
 
-class _NamedUnit(GhostUnit):
+class _NamedUnit(RecordedUnit):
     """Writes down the shape of every weight that a segment takes, with the names of its parameters."""
 
     def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations, names: Names) -> None:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from fourfold.config import ModelConfig
-from fourfold.model.ghost_rank import Footprint, GhostRank, Halves, PartsFootprint
+from fourfold.model.recorded_rank import Footprint, Halves, PartsFootprint, RecordedRank
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Work
@@ -57,19 +57,19 @@ Recorded = TypeVar("Recorded", Footprint, Halves)
 @lru_cache(maxsize=512)
 def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
     segment = _first(kind, moe, depth, model)
-    return _largest([rank.footprint(policy) for rank in _ghost_ranks(segment, model, shape)])
+    return _largest([rank.footprint(policy) for rank in _recorded_ranks(segment, model, shape)])
 
 
 @lru_cache(maxsize=512)
 def _halves_of_kind(moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Halves:
     segment = _first("block", moe, depth, model)
-    return _largest([rank.halves(policy) for rank in _ghost_ranks(segment, model, shape)])
+    return _largest([rank.halves(policy) for rank in _recorded_ranks(segment, model, shape)])
 
 
 @lru_cache(maxsize=512)
 def _parts_of_kind(depth: int, model: ModelConfig, shape: Shape, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
     segment = _first("block", True, depth, model)
-    forward, backward = zip(*(rank.parts(policy) for rank in _ghost_ranks(segment, model, shape)), strict=True)
+    forward, backward = zip(*(rank.parts(policy) for rank in _recorded_ranks(segment, model, shape)), strict=True)
     return _largest_of_parts(forward), _largest_of_parts(backward)
 
 
@@ -83,7 +83,7 @@ def _first(kind: str, moe: bool, depth: int, model: ModelConfig) -> Segment:
     return next(s for s in build_segments(model) if (s.kind, s.moe, s.depth) == (kind, moe, depth))
 
 
-def _ghost_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterator[GhostRank]":
+def _recorded_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterator[RecordedRank]":
     """Ranks of a ring of which one has the largest temporaries.
 
     The last rank has all queries against halves of earlier keys, the first half of the queries against all later keys: as many
@@ -92,12 +92,12 @@ def _ghost_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterato
     """
     last = shape.cp_ring - 1
     if segment.kind != "block" or last == 0:
-        yield GhostRank(segment, model, shape)
+        yield RecordedRank(segment, model, shape)
         return
     if not shape.cp_gather:
-        yield GhostRank(segment, model, shape, last)
+        yield RecordedRank(segment, model, shape, last)
     if shape.cp_gather or model.num_heads < 2 * model.num_kv_heads:
-        yield GhostRank(segment, model, shape, 0)
+        yield RecordedRank(segment, model, shape, 0)
 
 
 def _largest(ranks: list[Recorded]) -> Recorded:

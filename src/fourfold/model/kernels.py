@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 Array = Any
-"""A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
+"""A `torch.Tensor`, or a `ShapeTensor` of one. An array's storage lives as long as something refers to it, on both backends: `del`
 a name, or take it out of `Saved`, as soon as its last reader has run."""
 
 

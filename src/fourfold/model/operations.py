@@ -1,8 +1,9 @@
-"""The operations that segments are written over. Two backends run them: `torch_operations` on tensors, `recorder` on ghosts.
+"""The operations that segments are written over. Two backends run them: `torch_operations` on tensors, `recorder` on shape-only
+tensors.
 
 A segment's forward and backward call methods of arrays (views, elementwise arithmetic, reductions: the subset of torch's that
-`Ghost` has) and the functions below. On torch they compute. On ghosts (shape, format, lifetime; no torch) they record kernels,
-bytes, launches, collectives and live memory. So a pass is written once, and what is executed is what is priced.
+`ShapeTensor` has) and the functions below. On torch they compute. On shape-only tensors (shape, format, lifetime; no torch) they
+record kernels, bytes, launches, collectives and live memory. So a pass is written once, and what is executed is what is priced.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

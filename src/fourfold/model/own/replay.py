@@ -1,4 +1,4 @@
-"""A person's own block on ghosts: what one trace on tensors without data saw, played into a recording."""
+"""A person's own block on shape-only tensors: what one trace on tensors without data saw, played into a recording."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from functools import lru_cache
 
 from fourfold.config import ModelConfig
 from fourfold.model.own.events import Event, Gone, Made, Ran, TracedBlock, TracedShape
-from fourfold.model.recorder.ghost import Ghost
 from fourfold.model.recorder.recording import Recording, Storage
+from fourfold.model.recorder.shape_tensor import ShapeTensor
 from fourfold.model.weights import Weight
 from fourfold.model.work import Attention, Gemm
 
 
 @dataclass(frozen=True)
-class GhostGraph:
+class RecordedGraph:
     """Activations of a forward: its inputs, and the tensors that autograd saved."""
 
-    inputs: tuple[Ghost, ...]
-    saved: tuple[Ghost, ...]
+    inputs: tuple[ShapeTensor, ...]
+    saved: tuple[ShapeTensor, ...]
     traced: TracedBlock
 
 
@@ -41,30 +41,32 @@ def own_flops_per_token(model: ModelConfig, length: int) -> tuple[float, float]:
 def replay_forward(
     recording: Recording,
     model: ModelConfig,
-    inputs: list[Ghost],
+    inputs: list[ShapeTensor],
     document_lengths: Sequence[Sequence[int]] | None,
     weights: Mapping[str, Weight],
     keeps: bool,
-) -> tuple[Ghost, GhostGraph | None]:
-    """`Operations.run_own` on ghosts."""
+) -> tuple[ShapeTensor, RecordedGraph | None]:
+    """`Operations.run_own` on shape-only tensors."""
     x, cos, _ = inputs
     gradients = next(iter(weights.values())).grad.dtype
     sequences, length, _ = x.shape
     shape = TracedShape(sequences, length, cos.shape, document_lengths is not None, x.dtype, gradients)
     traced = traced_block(model, shape)
-    live: dict[int, Ghost] = {}
+    live: dict[int, ShapeTensor] = {}
     _replay_events(recording, traced.forward if keeps else traced.plain, live)
     out = _dense(live[traced.output if keeps else traced.plain_output], x)
     if not keeps:
         return out, None
-    return out, GhostGraph(tuple(inputs), tuple(live[number] for number in traced.saved), traced)
+    return out, RecordedGraph(tuple(inputs), tuple(live[number] for number in traced.saved), traced)
 
 
-def replay_backward(recording: Recording, given: list[Ghost | GhostGraph], weights: Mapping[str, Weight]) -> Ghost:
-    """`Operations.run_own_backward` on ghosts."""
+def replay_backward(
+    recording: Recording, given: list[ShapeTensor | RecordedGraph], weights: Mapping[str, Weight]
+) -> ShapeTensor:
+    """`Operations.run_own_backward` on shape-only tensors."""
     graph = given[1]
     given.clear()
-    assert isinstance(graph, GhostGraph)
+    assert isinstance(graph, RecordedGraph)
     inputs, traced = graph.inputs, graph.traced
     live = dict(zip(traced.saved, graph.saved, strict=True))
     del graph
@@ -72,11 +74,11 @@ def replay_backward(recording: Recording, given: list[Ghost | GhostGraph], weigh
     return _dense(live[traced.gradient], inputs[0])
 
 
-def _replay_events(recording: Recording, events: tuple[Event, ...], live: dict[int, Ghost]) -> None:
+def _replay_events(recording: Recording, events: tuple[Event, ...], live: dict[int, ShapeTensor]) -> None:
     for event in events:
         if isinstance(event, Made):
             size = event.bytes
-            live[event.number] = Ghost(recording, Storage(recording, size), (size,), "bool", size)
+            live[event.number] = ShapeTensor(recording, Storage(recording, size), (size,), "bool", size)
         elif isinstance(event, Gone):
             del live[event.number]
         else:
@@ -86,5 +88,5 @@ def _replay_events(recording: Recording, events: tuple[Event, ...], live: dict[i
                     live[number].storage.read = recording.passes
 
 
-def _dense(memory: Ghost, like: Ghost) -> Ghost:
-    return Ghost(memory.recording, memory.storage, like.shape, like.dtype, like.nbytes)
+def _dense(memory: ShapeTensor, like: ShapeTensor) -> ShapeTensor:
+    return ShapeTensor(memory.recording, memory.storage, like.shape, like.dtype, like.nbytes)

@@ -1,4 +1,4 @@
-"""The operations of segments on ghosts. `Operations` says what each does; this says what each costs."""
+"""The operations of segments on shape-only tensors. `Operations` says what each does; this says what each costs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from fourfold.config import ModelConfig
 from fourfold.config.schema import Element, GemmRecipeName
 from fourfold.model.operations import Item
-from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
-from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
-from fourfold.model.recorder.kernels import GhostLosses, GhostNorms, GhostPointwise
+from fourfold.model.own.replay import RecordedGraph, replay_backward, replay_forward
+from fourfold.model.recorder.kernels import RecordedLosses, RecordedNorms, RecordedPointwise
 from fourfold.model.recorder.recording import Recording, Region, Storage
+from fourfold.model.recorder.shape_tensor import FORMAT_BYTES, ShapeTensor
 from fourfold.model.work import Attention, ElementwisePart
 from fourfold.model.work import Item as WorkItem
 
@@ -35,53 +35,53 @@ class RecorderOperations:
         """`kernels`: formulas have given their place to kernels that read and write every number once."""
         self.recording = recording
         self._accelerator = accelerator
-        self.norms = GhostNorms() if kernels else None
-        self.losses = GhostLosses() if kernels else None
-        self.pointwise = GhostPointwise() if kernels else None
+        self.norms = RecordedNorms() if kernels else None
+        self.losses = RecordedLosses() if kernels else None
+        self.pointwise = RecordedPointwise() if kernels else None
 
-    def outside(self, shape: Sequence[int], dtype: str) -> Ghost:
+    def outside(self, shape: Sequence[int], dtype: str) -> ShapeTensor:
         """One whose memory is somebody else's: weights, inputs, tables."""
         shape = tuple(shape)
         size = prod(shape) * FORMAT_BYTES[dtype]
-        return Ghost(self.recording, Storage(None, size), shape, dtype, size)
+        return ShapeTensor(self.recording, Storage(None, size), shape, dtype, size)
 
-    def make(self, shape: Sequence[int], dtype: str) -> Ghost:
+    def make(self, shape: Sequence[int], dtype: str) -> ShapeTensor:
         shape = tuple(shape)
         size = prod(shape) * FORMAT_BYTES[dtype]
-        return Ghost(self.recording, Storage(self.recording, size), shape, dtype, size)
+        return ShapeTensor(self.recording, Storage(self.recording, size), shape, dtype, size)
 
     # Matmuls
 
-    def linear(self, x: Ghost, weight: Ghost, bias: Ghost | None = None) -> Ghost:
+    def linear(self, x: ShapeTensor, weight: ShapeTensor, bias: ShapeTensor | None = None) -> ShapeTensor:
         rows, (columns, inner) = x.shape[0], weight.shape
         assert x.shape[1] == inner, (x, weight)
         out = self.make((rows, columns), x.dtype)
         self.recording.matmul(rows, columns, inner)
         return out
 
-    def linear_add(self, residual: Ghost, x: Ghost, weight: Ghost) -> Ghost:
+    def linear_add(self, residual: ShapeTensor, x: ShapeTensor, weight: ShapeTensor) -> ShapeTensor:
         out = self.linear(x, weight)
         with self.fused():
             out.add_(residual)
         return out
 
-    def matmul(self, a: Ghost, b: Ghost) -> Ghost:
+    def matmul(self, a: ShapeTensor, b: ShapeTensor) -> ShapeTensor:
         assert a.shape[1] == b.shape[0], (a, b)
         out = self.make((a.shape[0], b.shape[1]), a.dtype)
         self.recording.matmul(a.shape[0], b.shape[1], a.shape[1])
         return out
 
-    def matmul_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
+    def matmul_into(self, a: ShapeTensor, b: ShapeTensor, out: ShapeTensor) -> None:
         self.recording.matmul(a.shape[0], b.shape[1], a.shape[1])
 
-    def accumulate(self, grad: Ghost, grad_output: Ghost, inputs: Ghost, fresh: bool) -> None:
+    def accumulate(self, grad: ShapeTensor, grad_output: ShapeTensor, inputs: ShapeTensor, fresh: bool) -> None:
         rows, columns, inner = grad_output.shape[1], inputs.shape[1], inputs.shape[0]
         assert grad_output.shape[0] == inner, (grad_output, inputs)
         if grad.dtype != inputs.dtype:
             self.make((rows, columns), inputs.dtype)
         self.recording.matmul(rows, columns, inner, accumulates=True)
 
-    def scaled_matmul(self, left: "Operand", right: "Operand", name: GemmRecipeName, dtype: str) -> Ghost:
+    def scaled_matmul(self, left: "Operand", right: "Operand", name: GemmRecipeName, dtype: str) -> ShapeTensor:
         (rows, inner), columns = left.numbers.shape, right.numbers.shape[0]
         out = self.make((rows, columns), dtype)
         if name != "fp8":  # scales are laid out as kernels read them
@@ -92,14 +92,16 @@ class RecorderOperations:
         self.recording.matmul(rows, columns, inner, dtype=name)
         return out
 
-    def grouped_matmul(self, rows: Ghost, matrices: Ghost, groups: Any) -> Ghost:
+    def grouped_matmul(self, rows: ShapeTensor, matrices: ShapeTensor, groups: Any) -> ShapeTensor:
         experts, inner, columns = matrices.shape
         assert rows.shape[1] == inner, (rows, matrices)
         out = self.make((rows.shape[0], columns), rows.dtype)
         self.recording.matmul(rows.shape[0], columns, inner, groups=experts)
         return out
 
-    def grouped_accumulate(self, grad: Ghost, grad_output: Ghost, inputs: Ghost, groups: Any, fresh: bool) -> None:
+    def grouped_accumulate(
+        self, grad: ShapeTensor, grad_output: ShapeTensor, inputs: ShapeTensor, groups: Any, fresh: bool
+    ) -> None:
         rows, columns, inner = grad_output.shape[1], inputs.shape[1], inputs.shape[0]
         if grad.dtype != inputs.dtype:
             self.make((rows, columns), inputs.dtype)
@@ -108,8 +110,14 @@ class RecorderOperations:
     # Attention
 
     def attend(
-        self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float, documents: "Visible | None" = None
-    ) -> tuple[Ghost, Ghost]:
+        self,
+        q: ShapeTensor,
+        k: ShapeTensor,
+        v: ShapeTensor,
+        causal: bool,
+        scale: float,
+        documents: "Visible | None" = None,
+    ) -> tuple[ShapeTensor, ShapeTensor]:
         width, value, rows = self._kernel_width(q, v), v.shape[-1], q.shape[:2]
         padded = [self._laid(self._padded(x, width), documents) for x in (q, k, v)]
         self._attend(q, k, v, causal, documents, backward=False)
@@ -118,25 +126,27 @@ class RecorderOperations:
 
     def attend_backward(
         self,
-        grad: Ghost,
-        q: Ghost,
-        k: Ghost,
-        v: Ghost,
-        out: Ghost,
-        lse: Ghost,
+        grad: ShapeTensor,
+        q: ShapeTensor,
+        k: ShapeTensor,
+        v: ShapeTensor,
+        out: ShapeTensor,
+        lse: ShapeTensor,
         causal: bool,
         scale: float,
         documents: "Visible | None" = None,
-    ) -> tuple[Ghost, Ghost, Ghost]:
+    ) -> tuple[ShapeTensor, ShapeTensor, ShapeTensor]:
         width = self._kernel_width(q, v)
         padded = [self._laid(self._padded(x, width), documents) for x in (grad, q, k, v, out)]
         self._attend(q, k, v, causal, documents, backward=True)
-        for ghost in (*padded, lse):
-            ghost.storage.read = self.recording.passes
+        for tensor in (*padded, lse):
+            tensor.storage.read = self.recording.passes
         d_q, d_k, d_v = (self.make((*y.shape[:-1], width), y.dtype)[..., : y.shape[-1]] for y in (q, k, v))
         return d_q, d_k, d_v
 
-    def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, documents: "Visible | None", backward: bool) -> None:
+    def _attend(
+        self, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor, causal: bool, documents: "Visible | None", backward: bool
+    ) -> None:
         """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys. Columns that are
         padding do not count. Documents of one length, of which a footprint has no others, are one kernel."""
         batch, queries, heads, _ = q.shape
@@ -146,15 +156,15 @@ class RecorderOperations:
             widths = (q.shape[-1], v.shape[-1])
             self.recording.attend(Attention(number, queries, keys, heads, k.shape[2], *widths, backward))
 
-    def _laid(self, x: Ghost, documents: "Visible | None") -> Ghost:
+    def _laid(self, x: ShapeTensor, documents: "Visible | None") -> ShapeTensor:
         return x if documents is None else x.flatten(0, 1)
 
-    def _kernel_width(self, q: Ghost, v: Ghost) -> int:
+    def _kernel_width(self, q: ShapeTensor, v: ShapeTensor) -> int:
         """The one head size that kernels take, as `flash.library.kernel_width`."""
         width = max(q.shape[-1], v.shape[-1])
         return -(-width // 8) * 8 if self._accelerator else width
 
-    def _padded(self, x: Ghost, width: int) -> Ghost:
+    def _padded(self, x: ShapeTensor, width: int) -> ShapeTensor:
         if x.shape[-1] == width:
             return x
         out = self.make((*x.shape[:-1], width), x.dtype)
@@ -166,154 +176,162 @@ class RecorderOperations:
     def run_own(
         self,
         model: ModelConfig,
-        inputs: list[Ghost],
+        inputs: list[ShapeTensor],
         document_lengths: Sequence[Sequence[int]] | None,
         weights: Mapping[str, Any],
         keeps: bool,
-    ) -> tuple[Ghost, GhostGraph | None]:
+    ) -> tuple[ShapeTensor, RecordedGraph | None]:
         return replay_forward(self.recording, model, inputs, document_lengths, weights, keeps)
 
-    def run_own_backward(self, given: list[Any], weights: Mapping[str, Any]) -> Ghost:
+    def run_own_backward(self, given: list[Any], weights: Mapping[str, Any]) -> ShapeTensor:
         return replay_backward(self.recording, given, weights)
 
     # Elementwise kernels and reductions
 
-    def upcast(self, x: Ghost) -> Ghost:
+    def upcast(self, x: ShapeTensor) -> ShapeTensor:
         return x.to("fp32") if x.dtype == "bf16" else x
 
-    def accumulation_dtype(self, x: Ghost) -> str:
+    def accumulation_dtype(self, x: ShapeTensor) -> str:
         return "fp64" if x.dtype == "fp64" else "fp32"
 
-    def vector_norm(self, x: Ghost) -> Ghost:
+    def vector_norm(self, x: ShapeTensor) -> ShapeTensor:
         return x._reduce(-1, True)
 
-    def weighted_rows(self, x: Ghost, weights: Ghost) -> Ghost:
+    def weighted_rows(self, x: ShapeTensor, weights: ShapeTensor) -> ShapeTensor:
         out = self.make((x.shape[0], 1), x.dtype)
         self.recording.touch((x, weights), out)
         return out
 
-    def layer_norm(self, x: Ghost, weight: Ghost, bias: Ghost, eps: float) -> tuple[Ghost, Ghost, Ghost]:
+    def layer_norm(
+        self, x: ShapeTensor, weight: ShapeTensor, bias: ShapeTensor, eps: float
+    ) -> tuple[ShapeTensor, ShapeTensor, ShapeTensor]:
         out = self.make(x.shape, x.dtype)
         mean, scale = (self.make((*x.shape[:-1], 1), x.dtype) for _ in range(2))
         self.recording.touch((x, x, weight, bias), out)
         return out, mean, scale
 
     def layer_norm_backward(
-        self, grad: Ghost, x: Ghost, mean: Ghost, scale: Ghost, weight: Ghost, bias: Ghost
-    ) -> tuple[Ghost, Ghost, Ghost]:
+        self,
+        grad: ShapeTensor,
+        x: ShapeTensor,
+        mean: ShapeTensor,
+        scale: ShapeTensor,
+        weight: ShapeTensor,
+        bias: ShapeTensor,
+    ) -> tuple[ShapeTensor, ShapeTensor, ShapeTensor]:
         out = self.make(x.shape, x.dtype)
         grads = self.make(weight.shape, x.dtype), self.make(bias.shape, x.dtype)
         self.recording.touch((grad, grad, x, x, mean, scale, weight), out)
         return out, *grads
 
-    def silu(self, x: Ghost) -> Ghost:
+    def silu(self, x: ShapeTensor) -> ShapeTensor:
         return x._map()
 
     gelu = silu
 
-    def silu_backward_(self, grad: Ghost, x: Ghost) -> None:
+    def silu_backward_(self, grad: ShapeTensor, x: ShapeTensor) -> None:
         x._map_(grad)
 
     gelu_backward_ = silu_backward_
 
-    def multiply_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
+    def multiply_into(self, a: ShapeTensor, b: ShapeTensor, out: ShapeTensor) -> None:
         self.recording.touch((a, b), out)
 
-    def multiply_add_into(self, x: Ghost, a: Ghost, b: Ghost, out: Ghost) -> None:
+    def multiply_add_into(self, x: ShapeTensor, a: ShapeTensor, b: ShapeTensor, out: ShapeTensor) -> None:
         self.recording.touch((x, a, b), out)
 
-    def divide_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
+    def divide_into(self, a: ShapeTensor, b: ShapeTensor, out: ShapeTensor) -> None:
         self.recording.touch((a, b), out)
 
-    def largest_magnitude(self, x: Ghost) -> Ghost:
+    def largest_magnitude(self, x: ShapeTensor) -> ShapeTensor:
         return x._reduce(-1, True, self.accumulation_dtype(x))
 
-    def round_up_to_power_(self, x: Ghost) -> None:
+    def round_up_to_power_(self, x: ShapeTensor) -> None:
         x._map_()
         x._map_()
 
-    def eight_bits(self, x: Ghost, element: Element) -> Ghost:
+    def eight_bits(self, x: ShapeTensor, element: Element) -> ShapeTensor:
         return x.to(element)
 
-    def logaddexp_(self, x: Ghost, y: Ghost) -> None:
+    def logaddexp_(self, x: ShapeTensor, y: ShapeTensor) -> None:
         x._map_(y)
 
-    def copy(self, x: Ghost) -> Ghost:
+    def copy(self, x: ShapeTensor) -> ShapeTensor:
         return x._map()
 
-    def concatenate(self, parts: Sequence[Ghost], dim: int = 0) -> Ghost:
+    def concatenate(self, parts: Sequence[ShapeTensor], dim: int = 0) -> ShapeTensor:
         shape = list(parts[0].shape)
         shape[dim] = sum(part.shape[dim] for part in parts)
         out = self.make(shape, parts[0].dtype)
         self.recording.touch(parts, out)
         return out
 
-    def stack(self, parts: Sequence[Ghost], dim: int = 0) -> Ghost:
+    def stack(self, parts: Sequence[ShapeTensor], dim: int = 0) -> ShapeTensor:
         shape = list(parts[0].shape)
         shape.insert(dim % (len(shape) + 1), len(parts))
         out = self.make(shape, parts[0].dtype)
         self.recording.touch(parts, out)
         return out
 
-    def where(self, condition: Ghost, x: Ghost, value: float) -> Ghost:
+    def where(self, condition: ShapeTensor, x: ShapeTensor, value: float) -> ShapeTensor:
         return x._map(condition, dtype=x.dtype)
 
     # Tokens by index
 
-    def arange(self, start: int, stop: int, like: Ghost) -> Ghost:
+    def arange(self, start: int, stop: int, like: ShapeTensor) -> ShapeTensor:
         out = self.make((stop - start,), "int64")
         self.recording.touch((), out)
         return out
 
-    def embedding(self, rows: Ghost, table: Ghost) -> Ghost:
+    def embedding(self, rows: ShapeTensor, table: ShapeTensor) -> ShapeTensor:
         out = self.make((*rows.shape, table.shape[1]), table.dtype)
         self.recording.touch((rows, self.outside(out.shape, out.dtype)), out)
         return out
 
-    def add_rows(self, grad: Ghost, rows: Ghost, values: Ghost) -> None:
+    def add_rows(self, grad: ShapeTensor, rows: ShapeTensor, values: ShapeTensor) -> None:
         added = self.outside(values.shape, grad.dtype)
         self.recording.touch((rows, values, added), added)
 
-    def sum_rows(self, places: Ghost, rows: Ghost, missing: int | None) -> Ghost:
+    def sum_rows(self, places: ShapeTensor, rows: ShapeTensor, missing: int | None) -> ShapeTensor:
         out = self.make((places.shape[0], rows.shape[1]), rows.dtype)
         self.recording.touch((places, rows), out)
         return out
 
-    def take(self, x: Ghost, index: Ghost) -> Ghost:
+    def take(self, x: ShapeTensor, index: ShapeTensor) -> ShapeTensor:
         out = self.make((*index.shape, *x.shape[1:]), x.dtype)
         self.recording.touch((index, self.outside(out.shape, out.dtype)), out)
         x.storage.read = self.recording.passes
         return out
 
-    def put(self, x: Ghost, index: Ghost, values: Ghost) -> None:
+    def put(self, x: ShapeTensor, index: ShapeTensor, values: ShapeTensor) -> None:
         self.recording.touch((values, index), self.outside(values.shape, x.dtype))
 
-    def top_indices(self, x: Ghost, k: int) -> Ghost:
+    def top_indices(self, x: ShapeTensor, k: int) -> ShapeTensor:
         shape = (*x.shape[:-1], k)
         values, indices = self.make(shape, x.dtype), self.make(shape, "int64")
         self.recording.touch((x, values), indices)
         return indices
 
-    def top_values(self, x: Ghost, k: int) -> Ghost:
+    def top_values(self, x: ShapeTensor, k: int) -> ShapeTensor:
         shape = (*x.shape[:-1], k)
         values, indices = self.make(shape, x.dtype), self.make(shape, "int64")
         self.recording.touch((x, indices), values)
         return values
 
-    def repeat(self, x: Ghost, counts: Ghost, total: int) -> Ghost:
+    def repeat(self, x: ShapeTensor, counts: ShapeTensor, total: int) -> ShapeTensor:
         out = self.make((total,), x.dtype)
         self.recording.touch((x, counts), out)
         return out
 
-    def host_counts(self, totals: Ghost, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+    def host_counts(self, totals: ShapeTensor, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         return even_counts(parts, rows)
 
-    def host_sizes(self, ends: Ghost, rows: int) -> tuple[int, ...]:
+    def host_sizes(self, ends: ShapeTensor, rows: int) -> tuple[int, ...]:
         return even_counts(ends.shape, rows)[0]
 
     # Properties of the code itself
 
-    def on_accelerator(self, x: Ghost) -> bool:
+    def on_accelerator(self, x: ShapeTensor) -> bool:
         return self._accelerator
 
     def fused(self, name: str = "") -> AbstractContextManager[None]:

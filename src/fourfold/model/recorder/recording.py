@@ -18,7 +18,8 @@ from fourfold.model.work import (
 
 
 class Storage:
-    """Memory that ghosts share, live as long as one of them is. `recording` None: it lies outside and is not counted."""
+    """Memory that shape-only tensors share, live as long as one of them is. `recording` None: it lies outside and is not
+    counted."""
 
     __slots__ = ("born", "bytes", "made", "number", "read", "recording", "region")
     numbers = count()
@@ -109,24 +110,24 @@ class Recording:
         return Work(tuple(self.work))
 
     def touch(self, reads: Any, written: Any, launches: int = 1) -> None:
-        """An elementwise kernel that reads ghosts and writes one; a ghost made by this kernel is live already."""
+        """An elementwise kernel that reads shape-only tensors and writes one; a tensor made by this kernel is live already."""
         region = self.region
         target: Storage = written.storage
         size: int = written.nbytes
         if region is None:
-            for ghost in reads:
-                size += ghost.nbytes
-                ghost.storage.read = self.passes
+            for tensor in reads:
+                size += tensor.nbytes
+                tensor.storage.read = self.passes
             self.work.append(Elementwise(size, size, launches))
             return
-        for ghost in reads:
-            size += ghost.nbytes
-            storage = ghost.storage
+        for tensor in reads:
+            size += tensor.nbytes
+            storage = tensor.storage
             storage.read = self.passes
             if not storage.is_born_in(region):
-                key = (storage.number, ghost.offset, ghost.shape)
+                key = (storage.number, tensor.offset, tensor.shape)
                 if key not in region.written:
-                    region.read[key] = ghost.nbytes
+                    region.read[key] = tensor.nbytes
         if not target.is_born_in(region):
             region.written[target.number, written.offset, written.shape] = written.nbytes
         region.bytes += size
@@ -166,7 +167,7 @@ class Flight:
             self._recording.work.append(Join(self._name))
 
 
-class GhostGroup:
+class RecordedGroup:
     """A group of ranks of which one is recorded. `axes`: its name on the mesh."""
 
     __slots__ = ("axes", "index", "recording", "size")
@@ -190,5 +191,5 @@ class GhostGroup:
         return self.recording.start("all_to_all", self.axes, self.size, sent.nbytes, (received, sent))
 
     def shift(self, received: Any, sent: Any) -> Flight:
-        size = sum(ghost.nbytes for ghost in sent)
+        size = sum(tensor.nbytes for tensor in sent)
         return self.recording.start("shift", self.axes, self.size, size, (tuple(received), tuple(sent)))

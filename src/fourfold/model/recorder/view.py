@@ -13,7 +13,7 @@ from fourfold.model.recorder.strides import dense_strides, inferred, viewed_stri
 FORMAT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "int32": 4, "bool": 1, "e4m3": 1, "e5m2": 1}
 
 
-class GhostView:
+class ShapeView:
     """Views share a storage, and begin `offset` elements into it. `nbytes`: of its elements; `steps`: its strides, None while
     they are dense."""
 
@@ -38,7 +38,7 @@ class GhostView:
         self.offset = offset
 
     def __repr__(self) -> str:
-        return f"Ghost({list(self.shape)}, {self.dtype})"
+        return f"ShapeTensor({list(self.shape)}, {self.dtype})"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -85,7 +85,7 @@ class GhostView:
             raise ValueError(f"{self} with strides {self.strides} cannot be viewed as {wanted}")
         return self._see(wanted, strides)
 
-    def view_as(self, other: "GhostView") -> Self:
+    def view_as(self, other: "ShapeView") -> Self:
         return self.view(*other.shape)
 
     def reshape(self, *shape: int) -> Self:

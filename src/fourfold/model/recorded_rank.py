@@ -1,4 +1,4 @@
-"""One rank's view of a segment in ghosts: its own forward and backward, run and recorded."""
+"""One rank's view of a segment in shape-only tensors: its own forward and backward, run and recorded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.parts import Parts, PassInParts
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.model.recorder.ghost import Ghost
 from fourfold.model.recorder.operations import RecorderOperations
-from fourfold.model.recorder.recording import GhostGroup, Recording
+from fourfold.model.recorder.recording import RecordedGroup, Recording
+from fourfold.model.recorder.shape_tensor import ShapeTensor
 from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment, UnitSpec, build_segments
@@ -70,8 +70,8 @@ class PartsFootprint:
     workspace_bytes: tuple[int, int, int] = (0, 0, 0)
 
 
-class GhostUnit(WeightUnit):
-    """A unit's weights as ghosts that lie outside, of the shapes that one rank has."""
+class RecordedUnit(WeightUnit):
+    """A unit's weights as shape-only tensors that lie outside, of the shapes that one rank has."""
 
     def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations) -> None:
         super().__init__()
@@ -88,8 +88,8 @@ class GhostUnit(WeightUnit):
         return Weight(data, grad)
 
 
-class GhostRank:
-    """One rank's view of a segment, in ghosts: everything outside of it is there and not counted."""
+class RecordedRank:
+    """One rank's view of a segment, in shape-only tensors: everything outside of it is there and not counted."""
 
     def __init__(self, segment: Segment, model: ModelConfig, shape: Shape, ring_rank: int = 0) -> None:
         self.segment = segment
@@ -114,7 +114,7 @@ class GhostRank:
         shape = self.shape
 
         def group(axes: str, size: int, index: int = 0) -> Any:
-            return GhostGroup(self.recording, axes, size, index) if size > 1 else None
+            return RecordedGroup(self.recording, axes, size, index) if size > 1 else None
 
         context = None
         if shape.cp_ring * shape.cp_ulysses > 1:
@@ -135,12 +135,12 @@ class GhostRank:
         split = {"cp": self.shape.cp_ring * self.shape.cp_ulysses, "tp": self.shape.tp}
         return "+".join(axis for axis, degree in split.items() if degree > 1), split["cp"] * split["tp"]
 
-    def _units(self) -> dict[str, "GhostUnit"]:
+    def _units(self) -> dict[str, "RecordedUnit"]:
         """The units that the segment reads: its own, and perhaps the embedding's."""
         segments = [self.segment]
         if "embed" in self.segment.units and self.segment.name != "embed":
             segments.append(build_segments(self.model)[0])
-        return {unit.name: GhostUnit(unit, self.shape, self.ops) for segment in segments for unit in segment.own}
+        return {unit.name: RecordedUnit(unit, self.shape, self.ops) for segment in segments for unit in segment.own}
 
     def _microbatch(self) -> Microbatch:
         shape, model, outside = self.shape, self.model, self.ops.outside
@@ -166,13 +166,13 @@ class GhostRank:
             sequences=shape.sequences,
             sequence_length=shape.sequence_length,
             global_sequences=shape.sequences,
-            groups=(GhostGroup(self.recording, axes, size),) if axes else (),
+            groups=(RecordedGroup(self.recording, axes, size),) if axes else (),
             bias=self.ops.outside((experts,), bias_dtype) if self.model.router == "sigmoid" else None,
             load=self.ops.outside((experts,), "fp64"),
             losses=self.ops.outside((2,), "fp64"),
         )
 
-    def hidden(self, depths: int = 1) -> Ghost:
+    def hidden(self, depths: int = 1) -> ShapeTensor:
         return self.ops.outside((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
 
     # Passes
@@ -235,13 +235,13 @@ class GhostRank:
             saved_tensors=tensors,
         )
 
-    def _forward(self, x: Ghost, saved: Saved) -> "tuple[Saved, _Pass]":
+    def _forward(self, x: ShapeTensor, saved: Saved) -> "tuple[Saved, _Pass]":
         recording = self.recording
         recording.begin()
         out = block_forward(self.env, x, self.weights, self.batch, saved, self.balancing, self.segment.depth)
         return saved, _Pass(recording.recorded(), recording.peak, recording.live - out.nbytes, out.nbytes)
 
-    def _backward(self, x: Ghost, saved: Saved) -> "_Pass":
+    def _backward(self, x: ShapeTensor, saved: Saved) -> "_Pass":
         """Empties `saved`. The upstream gradient is live throughout, and counted elsewhere."""
         recording, upstream = self.recording, self._upstream()
         grad = block_backward(
@@ -308,7 +308,7 @@ class GhostRank:
         assert out is not None
         return PartsFootprint(tuple(works), tuple(sent), tuple(live[1:3]), tuple(workspaces))  # type: ignore[arg-type]
 
-    def _upstream(self) -> Ghost:
+    def _upstream(self) -> ShapeTensor:
         depths = self.segment.depth + 1 if self.segment.depth else 1
         upstream = self.ops.make((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
         self.recording.begin()
