@@ -124,13 +124,13 @@ def long_run(folder: RunFolder) -> dict[str, Any]:
     documents["run"] |= {"step": STEPS, "curves": {key: each.curve(0, STEPS) for key, each in metrics.columns.items()}}
     documents["metrics"] = metrics.table()
     names = [("F b0 m0", "B b0 m0", "wait R> b1 m0 r1", "S> b0 m0 r1")[index % 4] for index in range(INSTRUCTIONS)]
-    lane = {
+    timeline = {
         "step": 9,
         "starts": [0.001 * index for index in range(INSTRUCTIONS)],
         "ends": [0.001 * index + 0.0009 for index in range(INSTRUCTIONS)],
         "streams": [[index, 0.001 * index, 0.001 * index + 0.0008, "pp"] for index in range(0, INSTRUCTIONS, 4)],
     }
-    rank = {"rank": 0, "instructions": names, "measured": lane, "predicted": lane | {"step": None}}
+    rank = {"rank": 0, "instructions": names, "measured": timeline, "predicted": timeline | {"step": None}}
     documents["comparison"]["timelines"] = [rank | {"pp_rank": number} for number in range(RANKS)]
     return documents
 

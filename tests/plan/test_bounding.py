@@ -32,8 +32,8 @@ def test_a_floor_is_below_the_price(asked: Request) -> None:
     blocks, shapes = BlockPricer(asked), list(block_shapes(asked))
     for shape in random.Random(3).sample(shapes, 30):
         lower, own, price = blocks.floor(shape, without_context=True), blocks.floor(shape), blocks.price(shape)
-        for floor, closer, exact in zip(astuple(lower), astuple(own), astuple(price), strict=True):
-            assert max(floor, closer) <= exact, shape
+        for floor, sharper, exact in zip(astuple(lower), astuple(own), astuple(price), strict=True):
+            assert max(floor, sharper) <= exact, shape
 
 
 def test_splitting_and_recomputing_save_nothing_for_a_token(asked: Request) -> None:

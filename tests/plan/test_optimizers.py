@@ -128,7 +128,7 @@ def test_matmuls_of_newton_schulz_are_declared_and_priced() -> None:
     assert Durations(prices).local(step) > prices.memory(moved) + step.flops / 1e15
 
 
-def test_homes_divide_the_matmuls_and_are_priced() -> None:
+def test_owner_ranks_divide_the_matmuls_and_are_priced() -> None:
     """The busiest owner rank computes one matrix at least, and no more than longest-first allows; the update computes none."""
     seconds = {}
     for chosen in ("shard", "owner"):

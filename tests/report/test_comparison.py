@@ -190,7 +190,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert other.timeline is None
 
 
-def test_lanes_are_the_step_as_it_ran_and_as_it_was_predicted(tmp_path: Path) -> None:
+def test_timelines_are_the_step_as_it_ran_and_as_it_was_predicted(tmp_path: Path) -> None:
     found = compare(as_predicted(tmp_path / "run"), CLUSTER)
     document = comparison_document(found)
     assert [each["pp_rank"] for each in document["timelines"]] == [0, 1]
@@ -199,11 +199,13 @@ def test_lanes_are_the_step_as_it_ran_and_as_it_was_predicted(tmp_path: Path) ->
         measured, predicted = each["measured"], each["predicted"]
         assert measured["ends"] == pytest.approx(predicted["ends"], abs=1e-6)
         assert measured["starts"][0] == 0.0
-        for lane in (measured, predicted):
-            assert [begin for _, begin, _, _ in lane["streams"]] == sorted(begin for _, begin, _, _ in lane["streams"])
-            for index, begin, end, stream in lane["streams"]:
+        for timeline in (measured, predicted):
+            assert [begin for _, begin, _, _ in timeline["streams"]] == sorted(
+                begin for _, begin, _, _ in timeline["streams"]
+            )
+            for index, begin, end, stream in timeline["streams"]:
                 assert stream == program.instructions[index].stream != "compute"
-                assert lane["starts"][index] - 1e-6 <= begin < end
+                assert timeline["starts"][index] - 1e-6 <= begin < end
         joined = {index: end for index, _, end, _ in measured["streams"]}
         for index, _, end, _ in predicted["streams"]:
             assert end <= joined[index] + 1e-6  # a join comes after what it joins

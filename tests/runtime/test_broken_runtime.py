@@ -52,7 +52,7 @@ DATA_PARALLEL: list[Case] = [
     ("nothing_is_decayed", 2, {"layout": _layout((1, 2), 2)}),
     ("updated_parameters_are_not_gathered", 2, {"layout": _layout((1, 2), 1)}),
     ("updated_parameters_are_not_gathered", 4, {"layout": _layout((2, 2), 2)}),
-    ("gathers_bring_the_first_steps_parameters", 2, {"layout": _layout((1, 2), 3)}),
+    ("gathers_return_the_first_steps_parameters", 2, {"layout": _layout((1, 2), 3)}),
     ("bytes_are_counted_twice", 2, {"layout": _layout((1, 2), 0)}),
 ]
 

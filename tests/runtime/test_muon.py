@@ -54,7 +54,7 @@ MORE: dict[str, Case] = {
     "case",
     others_are_rest(MORE, ("hsdp", "pp-tp", "ep-etp")),
 )
-def test_homes_compute_what_shards_would(case: str) -> None:
+def test_owner_ranks_compute_what_shards_would(case: str) -> None:
     ranks, layout, model = MORE[case]
     optimizer = {**STATED, "placement": "owner", "adjust_lr": "match_rms_adamw", "nesterov": False}
     check_split(ranks, layout=layout, model=model, optimizer=optimizer)
@@ -106,7 +106,7 @@ def _unit(name: str, **layout: Any) -> tuple[Any, Any]:
         ("b0.experts", {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "etp": 2, "zero": 1}),
     ],
 )
-def test_every_matrix_has_one_home_and_everyone_finds_it(name: str, layout: dict[str, Any]) -> None:
+def test_every_matrix_has_one_owner_and_everyone_finds_it(name: str, layout: dict[str, Any]) -> None:
     spec, flat = _unit(name, **layout, optimizer={"placement": "owner"})
     matrices, plan = hidden_matrices(spec, flat), placement(spec, flat)
     for first in range(spec.layout.world_size):
@@ -126,7 +126,7 @@ def test_every_matrix_has_one_home_and_everyone_finds_it(name: str, layout: dict
             assert set(computed) == set(matrices)
 
 
-def test_homes_have_even_work() -> None:
+def test_owner_ranks_have_even_work() -> None:
     """Graham 1969: longest first is within 4/3 - 1/(3n) of the best, which is no less than the mean."""
     matrices = tuple(Matrix(i, rows, 64) for i, rows in enumerate((64, 64, 64, 64, 192, 192, 192, 16, 16)))
     loads = [sum(min(m.rows, 64) ** 2 * max(m.rows, 64) for m in given) for given in share_out(matrices, 3, "fp32")]
@@ -134,7 +134,7 @@ def test_homes_have_even_work() -> None:
 
 
 @pytest.mark.parametrize("transport", FLOPS_PER_BYTE)
-def test_homes_are_taken_where_they_save_more_than_they_send(transport: Any) -> None:
+def test_owner_ranks_are_taken_where_they_save_more_than_they_send(transport: Any) -> None:
     """An iteration on an [n, n] matrix computes some 30 n^3 and sends n^2: large matrices travel."""
     hidden = {"exchange": {8: False, 256: True}, "native": {256: False, 4096: True}}[transport]
     for size, taken in hidden.items():

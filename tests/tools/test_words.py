@@ -33,6 +33,9 @@ def found(path: str, source: str) -> list[tuple[int, str]]:
         ('print("pp 2 (1f1b, v 11)", f"(1f1b, v {n})")\n', [(1, "v N"), (1, "v N")]),
         ('title = "of it"\n', [(1, "held / of it")]),
         ("# one of it\n", []),
+        ("# a tensor, no Ghost\n", [(1, "ghost")]),
+        ("class HostLane:\n    wards = 1\n", [(1, "lane"), (2, "ward, mate, couple")]),
+        ("# a lane, towards home\n", []),
     ],
 )
 def test_python_is_searched_in_text_and_in_the_names_it_defines(source: str, expected: list[tuple[int, str]]) -> None:

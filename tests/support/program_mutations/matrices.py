@@ -18,11 +18,11 @@ def _reads_part(step: Instruction, part: str) -> Instruction:
 
 
 @mutation
-def directions_never_brought(program: Program, view: RankView) -> Iterator[Mutant]:
+def directions_never_gathered(program: Program, view: RankView) -> Iterator[Mutant]:
     """Whoever orthogonalizes has the directions of its own shard alone, in order and freed as they should be."""
     for index in positions(program, Op.BRING):
-        bring = program.instructions[index]
-        full, own = f"matrices/{bring.segment}", f"direction/{bring.segment}"
+        gather = program.instructions[index]
+        full, own = f"matrices/{gather.segment}", f"direction/{gather.segment}"
         reader = next(i for i, step in enumerate(program.instructions) if full in step.reads)
         changed = _reads_part(program.instructions[reader], own.partition("/")[0])
         yield edited(program, (index, []), (wait_of(program, index), []), (reader, [changed]))
@@ -43,7 +43,7 @@ def directions_of_fewer_ranks(program: Program, view: RankView) -> Iterator[Muta
 
 
 @mutation
-def results_of_fewer_homes(program: Program, view: RankView) -> Iterator[Mutant]:
+def results_of_fewer_owner_ranks(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in positions(program, Op.ALL_GATHER_HOMES):
         yield drop(program, index, wait_of(program, index))
         (collective,) = program.instructions[index].collectives
@@ -63,12 +63,12 @@ def results_of_fewer_homes(program: Program, view: RankView) -> Iterator[Mutant]
 @mutation
 def orthogonalized_before_directions_arrive(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in positions(program, Op.ORTHOGONALIZE):
-        brought = [
+        gathers = [
             i
             for i in starts(program, Op.BRING)
             if program.instructions[i].segment == program.instructions[index].segment
         ]
-        for start in brought:
+        for start in gathers:
             yield moved(program, index, wait_of(program, start))
 
 

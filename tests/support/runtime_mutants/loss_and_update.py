@@ -152,7 +152,7 @@ def updated_parameters_are_not_gathered() -> Iterator[None]:
 
 
 @mutant
-def gathers_bring_the_first_steps_parameters() -> Iterator[None]:
+def gathers_return_the_first_steps_parameters() -> Iterator[None]:
     first: dict[Any, Any] = {}
 
     def gather(self: Executor, step: Any) -> None:
