@@ -42,7 +42,7 @@ class LayoutCase:
 
     @property
     def name(self) -> str:
-        """As `--only` may state a part of it."""
+        """The case's name, of which `--only` may state a part."""
         return f"{self.part}: {self.label}, {self.ranks} ranks, {self.tokens}"
 
     @property

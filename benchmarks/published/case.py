@@ -154,7 +154,7 @@ class PublishedCase:
     dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     fused_experts: bool = False
-    """As in `validate.Software`, where the source or the software's makers say."""
+    """`fused_experts` of `validate.Software`, where the source or the software's makers say."""
     even_stages: bool = False
     """All pipeline stages have the same number of blocks, embedding and head come on top."""
     eager: bool = False

@@ -142,7 +142,7 @@ def informed_names() -> dict[str, list[str]]:
 
 
 def chosen(cases: list[PublishedCase], of_file: int) -> list[PublishedCase]:
-    """As many rows of each file, drawn alike every time."""
+    """Cases, so many of each file, drawn alike every time."""
     generator, by_file = random.Random(3), defaultdict(list)
     for case in cases:
         if not case.offloaded and not case.measured.failed:

@@ -56,7 +56,7 @@ def reporting(cases: Iterable[PublishedCase]) -> list[PublishedCase]:
 
 
 def run_of(case: PublishedCase) -> Run | None:
-    """None where it cannot be predicted."""
+    """A case as a run; None where it cannot be predicted."""
     constants = fitted()
     own = replace(constants, profiles={**constants.profiles, PRICED_AS_OWN: constants.profiles[OWN_SOFTWARE]})
     try:

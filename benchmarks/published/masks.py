@@ -19,7 +19,7 @@ _DOCUMENTS = re.compile(
 
 
 def _windows(model: StatedModel) -> Windows | None:
-    """As the row states them, else as its model is known to have them."""
+    """Windows as the row states them, else as its model is known to have them."""
     usual = next((windows for name, windows in WINDOWS if re.search(name, model.name, re.I)), None)
     if model.window is None:
         return usual

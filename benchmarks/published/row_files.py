@@ -227,7 +227,7 @@ def _figures(measured: Fields) -> ReportedFigures:
 
 
 def _mfu(measured: Fields) -> float | None:
-    """As a share: `mfu` of at most 1 is one, anything else is percents."""
+    """MFU as a share: `mfu` of at most 1 is one, anything else is percents."""
     percents, either = measured.number("mfu_pct", high=100), measured.number("mfu", high=100)
     if percents or not either:
         return _scaled(percents or None, 0.01)

@@ -16,7 +16,7 @@ Names are imported when they are first used.
 from importlib import import_module
 
 TYPE_CHECKING = False
-"""As in `typing`, which would take longer to import than all of this file."""
+"""`typing.TYPE_CHECKING`, which would take longer to import than all of this file."""
 if TYPE_CHECKING:
     from fourfold.api.planning import plan
     from fourfold.api.programs import RunProgram as Program

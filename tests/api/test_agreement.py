@@ -66,7 +66,7 @@ def printed(result) -> dict:
 
 
 def same(document: dict) -> dict:
-    """As it is after a file; without the wall clock of a search."""
+    """The document as it is after a file; without the wall clock of a search."""
     return {key: each for key, each in json.loads(json.dumps(document)).items() if key != "search_seconds"}
 
 

@@ -127,7 +127,7 @@ class Run:
         return on_threads(self.world_size, save)
 
     def load(self, folder: Path, shards: dict[str, UnitShard], **options: Any) -> dict[str, Any]:
-        """As a rank of this run loads."""
+        """Loads as a rank of this run does."""
         return load_checkpoint(folder, shards, units=list(self.flats), **options)
 
     def parameters(self) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ def test_a_truncated_file(saved: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 512, 4096])
 def test_zeroed_blocks(saved: Path, size: int) -> None:
-    """As a disk leaves them that lost what it had not yet written; in the header and the digests too."""
+    """Blocks as a disk leaves them that lost what it had not yet written; in the header and the digests too."""
     data = (saved / FILE).read_bytes()
     for start in range(0, len(data), max(size, len(data) // 40)):
         block = data[start : start + size]

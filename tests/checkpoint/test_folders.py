@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_has_its_message_with_the_advice_and_without() -> N
 
 
 def test_what_cannot_be_deleted_stops_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `chattr +i`, or while a network's file system keeps a file that is open: deleting is a courtesy."""
+    """Files as after `chattr +i`, or while a network's file system keeps a file that is open: deleting is a courtesy."""
     for step in (5, 10, 15):
         step_folder(tmp_path, step).mkdir()
         (step_folder(tmp_path, step) / MANIFEST).write_text("{}")

@@ -154,7 +154,7 @@ def test_paths_have_names_and_parents() -> None:
 
 
 class ChecksumMismatch(Exception):
-    """As botocore's: no `OSError`, and no class that anybody could list."""
+    """An error like botocore's: no `OSError`, and no class that anybody could list."""
 
 
 @pytest.mark.parametrize("depth", ["manifest.json", "rank-00000.safetensors"])

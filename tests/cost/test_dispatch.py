@@ -37,7 +37,8 @@ def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes()
 
 
 def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
-    """As long as there is as much computation: a pass takes the longer of the two. Only in schedules that pair passes."""
+    """Hiding lasts as long as there is as much computation: a pass takes the longer of the two. Only in schedules that pair
+    passes."""
     paired, alone = (_in_pairs(schedule) for schedule in ("dualpipe_v", "interleaved_1f1b"))
     overlapped = replace(SOFTWARE, overlap_experts=True, host_launch_seconds=0.0, host_collective_seconds=0.0)
     waited = replace(overlapped, overlap_experts=False)

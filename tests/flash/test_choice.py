@@ -210,7 +210,7 @@ def test_the_oldest_cases_are_dropped(tmp_path: Path) -> None:
 
 
 def test_without_a_home_nothing_is_remembered_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under a container platform's arbitrary user id: HOME is unset, and the password file has no such user."""
+    """A container platform's arbitrary user id: HOME is unset, and the password file has no such user."""
 
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -57,7 +57,7 @@ def test_half_precision_keeps_its_format_and_sums_in_fp32() -> None:
 
 
 def test_parts_of_the_keys_merge_by_log_sum_exp() -> None:
-    """As a ring of ranks uses it: the full row's output and log-sum-exp give each part's exact share of the gradients."""
+    """A ring of ranks uses it so: the full row's output and log-sum-exp give each part's exact share of the gradients."""
     case = problem(Visible.full(12, 20))
     shares = []
     for keys in (slice(0, 7), slice(7, 20)):

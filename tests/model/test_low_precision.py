@@ -235,7 +235,7 @@ CASES: list[tuple[str, str, GemmRecipeName]] = [
 @pytest.mark.grid(1)
 @pytest.mark.parametrize(("name", "split", "recipe"), CASES)
 def test_what_is_recorded_is_what_is_executed(name: str, split: str, recipe: GemmRecipeName) -> None:
-    """As for the compute format: FLOPs and collectives are equal, bytes and launches within their bounds."""
+    """Laws of the compute format: FLOPs and collectives are equal, bytes and launches within their bounds."""
     model, off = MODELS[name], []
     for compute in ("fp32", "bf16"):
         length = 1024 if recipe == "fp8-block" else 256

@@ -83,7 +83,7 @@ SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.rest) for seed in range(2, 7)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_neighbour_of_the_best_is_better(seed: int) -> None:
-    """None that is likely to fit, by more than half a per cent, and one more for each feature that it adds."""
+    """No neighbour that is likely to fit is better by more than half a per cent, and one more for each feature that it adds."""
     request = drawn(seed)
     best = make_plan(request, keep=1).best
     assert best is not None

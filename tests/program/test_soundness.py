@@ -90,7 +90,7 @@ def test_whatever_is_accepted_is_right_at_length(case: dict[str, Any], seed: int
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_whatever_is_accepted_computes_the_same_numbers(case: dict[str, Any]) -> None:
-    """As transformers in one process, on real ranks whose memory holds NaN until it is written."""
+    """Numbers of transformers in one process, on real ranks whose memory holds NaN until it is written."""
     table, spec = run_of(case)
     programs, rng = lower_pipeline(spec), random.Random(3)
     assert difference(table, by_rank(programs, spec)) is None

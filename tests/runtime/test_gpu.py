@@ -107,7 +107,7 @@ def test_replayed_steps_are_eager_steps(compute: str) -> None:
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 def test_the_host_waits_at_the_end_of_a_step_alone(compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the rehearsal says; here torch itself raises an error where the host would wait."""
+    """The rehearsal says so; here torch itself raises an error where the host would wait."""
     device = torch.device("cuda", 0)
     config, view, executor = _executor(run_table(precision={"compute": compute}), device)
     program, waits = lower_step(view), []

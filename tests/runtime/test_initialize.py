@@ -168,7 +168,7 @@ def test_values_do_not_depend_on_threads_chunks_or_blocks(threads: int, monkeypa
 
 
 def test_threads_share_the_work_and_it_says_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many threads draw as the rank computes with; and however large a parameter, somebody hears of every chunk of it."""
+    """Threads draw, as many as the rank computes with; and however large a parameter, somebody hears of every chunk of it."""
     monkeypatch.setattr(initialize, "_CHUNK", 1000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     meet, who = threading.Barrier(3, timeout=60), set()

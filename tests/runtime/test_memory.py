@@ -198,7 +198,7 @@ expert_splits = pytest.mark.parametrize(
 @expert_splits
 @pytest.mark.parametrize("model", [MIXTRAL, pytest.param(MLA, marks=sweep)], ids=["mixtral", "deepseek"])
 def test_experts_that_all_tokens_pass(model: dict[str, Any], layout: dict[str, Any]) -> None:
-    """As many experts a token as there are: every rank gets what the prediction says."""
+    """A token's experts are all that there are: every rank gets what the prediction says."""
     _check(2, layout, model={**model, "top_k": 4})
 
 

@@ -66,7 +66,8 @@ def test_the_states_of_8b() -> None:
 
 @pytest.mark.parametrize("name", ["offloaded", "pipeline, offloaded", "experts, offloaded"])
 def test_a_rank_allocates_what_is_predicted(name: str) -> None:
-    """As its executor does, on a device that is not there: states before the step, slots of activations with its program."""
+    """Allocates as its executor does, on a device that is not there: states before the step, slots of activations with its
+    program."""
     spec, optimizer = layout_spec(name)
     compiled = CompiledStages(spec)
     views = compiled.views(spec)

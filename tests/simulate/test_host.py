@@ -109,7 +109,7 @@ def test_unknown_hosts_are_looked_at_pass_by_pass() -> None:
 
 
 def test_a_replayed_step_waits_for_no_host() -> None:
-    """As a CUDA graph a step is what the device alone takes."""
+    """A step as a CUDA graph is what the device alone takes."""
     own = replaying(fitted().software("fourfold"))
     prices = real_prices(TINY)
     kernels = fitted().kernels(prices.cluster.device.key, own)

@@ -35,7 +35,7 @@ def preset(name: str, *overrides: str) -> StepSpec:
 
 
 def summary(name: str, cluster: str, *overrides: str, software: str | None = None) -> StepSummary:
-    """As `fourfold simulate preset:NAME --cluster CLUSTER --software SOFTWARE` finds it."""
+    """The step that `fourfold simulate preset:NAME --cluster CLUSTER --software SOFTWARE` finds."""
     machine = load_cluster(cluster)
     run = resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, transport_on(machine))
     step = predict_step(run.spec, prices_for(run.config, run.spec, machine, software))

@@ -107,7 +107,7 @@ def cases(name: str, raw: dict[str, Any]) -> list[Case]:
 
 
 def judge(case: Case, folder: Path, raw: dict[str, Any]) -> Verdict:
-    """Both sides on the folder with the case's config.json, which is put back afterwards."""
+    """Verdict of the two sides on the folder with the case's config.json, which is put back afterwards."""
     path = folder / "config.json"
     path.write_text(json.dumps(case.applied(raw)))
     try:

@@ -76,7 +76,7 @@ class OneRank:
         self.store = dist.HashStore()
 
     def awaited(self, key: str, heard: str) -> Callable[[], bool]:
-        """Both ranks hear of the key at once."""
+        """The two ranks hear of the key at once."""
 
         def look() -> bool:
             self.store.set(heard, "2")

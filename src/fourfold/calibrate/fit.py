@@ -120,7 +120,7 @@ def _instructions(spec: StepSpec, seconds: Mapping[str, float]) -> float:
 
 
 def _least_squares(matrix: Any, target: Any, weights: Any) -> tuple[float, float]:
-    """Both of two coefficients, or the better one alone where the other would be negative."""
+    """Two coefficients, or the better one alone where the other would be negative."""
     a, b = matrix * weights[:, None], target * weights
     both = np.linalg.lstsq(a, b, rcond=None)[0]
     if (both >= 0).all():

@@ -59,7 +59,7 @@ class ModelConfig:
     balance_bias_speed: float = 0.0
     """Step of the auxiliary-loss-free balancing bias (Wang et al. 2024); 0: the bias stays."""
     capacity_factor: float | None = None
-    """None: dropless. Else an expert takes at most capacity_factor x top_k x tokens / num_experts tokens of a rank's microbatch."""
+    """Limit of an expert's tokens of a rank's microbatch: capacity_factor x top_k x tokens / num_experts. None: dropless."""
 
     query_rank: int | None = None
     key_value_rank: int | None = None

@@ -130,7 +130,7 @@ class PublishedRun:
         return ", ".join([*degrees, f"ZeRO-{self.shape.zero}"])
 
     def document(self) -> dict[str, Any]:
-        """As a JSON object; units are in the keys."""
+        """A JSON object; units are in the keys."""
         own = {key: value for key, value in vars(self).items() if key != "shape"}
         return {**own, **{name: getattr(self.shape, name) for name in RunShape.__dataclass_fields__}}
 

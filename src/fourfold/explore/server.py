@@ -169,7 +169,7 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 def owner_of(request: Request, name: str) -> str:
-    """Whose requests replace one another: a window of a browser, and a view in it."""
+    """The source whose requests replace one another: a window of a browser, and a view in it."""
     return f"{request.headers.get('x-window', 'none')[:64]} {request.headers.get('x-view', name)[:64]}"
 
 

@@ -51,7 +51,7 @@ def _python(setup: Setup) -> str:
 
 
 def _literal(value: Any) -> str:
-    """As `repr`, with double quotes."""
+    """`repr` of a value, with double quotes."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
     if isinstance(value, list):

@@ -41,7 +41,7 @@ def carried_config(folder: Path, model: ModelConfig, dtype: str, eos: int | None
 
 
 def _kept(raw: Mapping[str, Any], before: ModelConfig, model: ModelConfig, written: dict[str, Any]) -> dict[str, Any]:
-    """Both objects as one, without ids of tokens that are not ours."""
+    """The two objects as one, without ids of tokens that are not ours."""
     family = FAMILIES[model.family]
     aliases = {alias for key in family.keys for alias in key.aliases}
     kept = {

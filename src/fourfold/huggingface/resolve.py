@@ -37,7 +37,8 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
 def resolve_nearest(
     section: ModelSection, tokenizer_vocab_size: int | None = None
 ) -> tuple[ModelConfig, Nearest | None]:
-    """As `resolve_model`, but takes the nearest decoder for a `config.json` that cannot be trained. Raises `UserError`."""
+    """Resolves a model as `resolve_model` does, a `config.json` that cannot be trained as the nearest decoder. Raises
+    `UserError`."""
     try:
         return resolve_model(section, tokenizer_vocab_size), None
     except UserError as error:

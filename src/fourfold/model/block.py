@@ -116,7 +116,7 @@ def block_backward_parts(
 
 
 def _no_balancing(env: Environment, batch: Microbatch) -> Balancing:
-    """As if the microbatch were the full global batch, and its sequences run_through on the ranks of `tp`."""
+    """Balancing as if the microbatch were the full global batch, and its sequences run_through on the ranks of `tp`."""
     sequences, length = batch.tokens.shape
     tp = env.parallel.tp
     return Balancing(sequences, length, sequences, () if tp is None else (tp,))

@@ -21,7 +21,7 @@ def losses(env: Environment, x: Array, batch: Microbatch, w: HeadWeights) -> Arr
 def losses_backward(
     env: Environment, x: Array, batch: Microbatch, w: HeadWeights, num_targets: Array
 ) -> tuple[Array, Array]:
-    """As `head_loss_backward`, for every depth. x [(1 + D) t, hidden], num_targets [1 + D] -> (sums [1 + D], gradient of x)."""
+    """`head_loss_backward` for every depth. x [(1 + D) t, hidden], num_targets [1 + D] -> (sums [1 + D], gradient of x)."""
     if not w.depth_norms:
         total, grad = head_loss_backward(env, x, batch.targets, w, num_targets[0])
         return total.view(1), grad

@@ -90,7 +90,7 @@ class Saved:
         return self._arrays.pop(name)
 
     def take_if_kept(self, name: str) -> Array | None:
-        """None where it is to be rebuilt, or there is none."""
+        """The array, taken out; None where it is to be rebuilt, or there is none."""
         return self._arrays.pop(name, None)
 
     def see(self, name: str) -> Array:

@@ -74,7 +74,7 @@ def _parts_of_kind(depth: int, model: ModelConfig, shape: Shape, policy: str) ->
 
 
 def _largest_of_parts(ranks: Sequence[PartsFootprint]) -> PartsFootprint:
-    """As `_largest`, part by part."""
+    """`_largest`, part by part."""
     largest = tuple(max(each) for each in zip(*(rank.workspace_bytes for rank in ranks), strict=True))
     return replace(ranks[0], workspace_bytes=largest)
 

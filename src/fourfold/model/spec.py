@@ -169,7 +169,7 @@ def _own(model: ModelConfig, prefix: str, name: str) -> UnitSpec:
 
 
 def _module_prefix(model: ModelConfig, index: int) -> str:
-    """As in released weights, MTP modules are numbered on from the last block."""
+    """Prefix of an MTP module's tensors; as in released weights, modules are numbered on from the last block."""
     return f"model.layers.{model.num_layers + index}."
 
 

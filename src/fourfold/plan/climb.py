@@ -131,7 +131,7 @@ class Climb:
         return replace(layout, recompute="none", activations=()) if may_mix(self.pricer.request) else layout
 
     def outlined(self, candidate: Candidate) -> Outlined | None:
-        """None where it cannot be."""
+        """A layout before its simulation; None where it cannot be."""
         try:
             seconds, memory, is_mixed = self.pricer.bound(candidate)
         except UserError:
@@ -140,7 +140,7 @@ class Climb:
         return Outlined(seconds * weight, memory, candidate, is_mixed)
 
     def simulated(self, each: Outlined) -> Priced | None:
-        """None where it holds too much, or cannot be."""
+        """The layout, simulated; None where it holds too much, or cannot be."""
         if each.candidate not in self.seen:
             most = self.pricer.request.memory_bytes
             found = None

@@ -174,7 +174,7 @@ def largest(request: Request, budget: float, progress: Progress | None) -> Aim:
 
 
 def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
-    """As deep and as wide by that many eighths, with heads of the same size; None where heads would not divide."""
+    """A model as deep, and as wide by that many eighths, with heads of the same size; None where heads would not divide."""
     heads, rest = divmod(model.num_heads * eighths, PARTS)
     groups = heads if model.num_kv_heads == model.num_heads else model.num_kv_heads
     sizes = [divmod(size * eighths, PARTS) for size in (model.hidden_size, model.ffn_size, model.moe_ffn_size)]

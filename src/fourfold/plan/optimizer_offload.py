@@ -52,7 +52,7 @@ def worth_a_search(found: Found) -> bool:
 
 
 def joined(found: Found, away: Found, keep: int) -> Found:
-    """Both searches' layouts in one order."""
+    """The layouts of two searches in one order."""
     best = best_first([*found.best, *away.best], keep)
     surely_fits = best_first(filter(None, [found.surely_fits, away.surely_fits]), 1)
     sums = {each.name: getattr(found.counts, each.name) + getattr(away.counts, each.name) for each in fields(Counts)}

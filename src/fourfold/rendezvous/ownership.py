@@ -1,4 +1,4 @@
-"""Whose a folder of checkpoints is: one run's, which alone saves there and goes on from what is there.
+"""The owner of a folder of checkpoints: one run, which alone saves there and goes on from what is there.
 
 `owner.json` beside the checkpoints names that run and where the run's folder is. A launch holds a lock on it while it lives. A
 folder `checkpoints` within a run's folder is that run's without the file; any other without it is that of the run which its newest
@@ -160,7 +160,7 @@ def still_own(root: Path, folder: Path) -> None:
 
 
 def _owner_of(root: Path) -> Owner | None:
-    """None where the folder holds no checkpoint and nobody's word; an owner without a run where nothing tells."""
+    """The owner of a folder; None where it holds no checkpoint and nobody's word; an owner without a run where nothing tells."""
     if (told := _parse(_read(root / OWNER))) is not None:
         return told
     if not is_remote(root) and root.name == "checkpoints" and (root.parent / _RUN_FILE).is_file():

@@ -39,12 +39,12 @@ class Fit(NamedTuple):
 
     @property
     def phrase(self) -> str:
-        """As a headline says it."""
+        """Words for a headline."""
         return PHRASES[self.word] + (f" ({self._per_cent})" if self.probability is not None else "")
 
     @property
     def cell(self) -> str:
-        """As a table says it."""
+        """Words for a table."""
         return f"{self.word} {self._per_cent}" if self.probability is not None else self.word
 
     @property

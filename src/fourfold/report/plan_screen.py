@@ -64,7 +64,7 @@ def _assumed(request: Request) -> str:
 
 
 def _software(request: Request, elsewhere: Sequence[tuple[str, float | None]]) -> str:
-    """Whose prices these are, whether anybody ran them, and what others take for the first layout."""
+    """The software whose prices these are, whether anybody ran them, and what others take for the first layout."""
     name = format_software(request.template)
     if request.software.name == OWN_SOFTWARE and request.cluster.device.units:
         name += ", tried on one GPU"

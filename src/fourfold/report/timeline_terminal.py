@@ -37,7 +37,7 @@ def print_timeline(
     format_activations: Format = plain_number,
     window: Window | None = None,
 ) -> None:
-    """As wide as the terminal; letters instead of colours where it is none."""
+    """Prints a timeline as wide as the terminal; letters instead of colours where it is none."""
     colour = console.color_system is not None
     lines = timeline_lines(timeline, schedule, console.width, colour, format_time, format_activations, window)
     for line in lines:

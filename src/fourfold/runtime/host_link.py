@@ -61,7 +61,7 @@ def copy_stream(device: torch.device) -> Copying:
 
 
 class HostLink:
-    """Both directions of one device's link. `live_bytes`, `peak_bytes`: of the host's memory that copies of activations take.
+    """The two directions of one device's link. `live_bytes`, `peak_bytes`: of the host's memory that copies of activations take.
     `slots`: the pinned memory in which they lie, on a device; a processor's have memory of their own."""
 
     def __init__(self, device: torch.device, to_host: Copying | None = None, from_host: Copying | None = None) -> None:

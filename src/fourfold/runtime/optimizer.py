@@ -13,8 +13,8 @@ from fourfold.runtime.updates import UPDATES
 
 @dataclass(frozen=True)
 class DeviceClip:
-    """Both on a device, where the host need not wait for them. Scalars: `scale` in fp64; in fp32 its inverse `divisor`, `skip`, 1
-    where some gradient is not finite, else 0, and `step`, the number of this update, from 1."""
+    """Clipping and a skipped step on a device, where the host need not wait for them. Scalars: `scale` in fp64; in fp32 its
+    inverse `divisor`, `skip`, 1 where some gradient is not finite, else 0, and `step`, the number of this update, from 1."""
 
     scale: Tensor
     divisor: Tensor

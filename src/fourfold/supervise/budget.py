@@ -18,7 +18,7 @@ class RestartBudget:
     first_cause: str = ""
     """Message of the first failure at this step; later ones may be its echoes."""
     at_step: int | None = 0
-    """None: while its ranks start."""
+    """The step at which the run fails; None while its ranks start."""
     failures: int = 0
     """In a row at one step."""
     since_saved: int = 0

@@ -42,7 +42,7 @@ class Places:
         self.ranks = self.full
 
     def choose(self, may_shrink: bool = True) -> list[Slot] | None:
-        """As many usable slots as the run takes; None where they are too few."""
+        """Usable slots, as many as the run takes; None where they are too few."""
         return self._of(self.fleet.usable(), may_shrink)
 
     def _of(self, usable: list[Slot], may_shrink: bool = True) -> list[Slot] | None:

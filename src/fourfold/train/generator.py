@@ -93,7 +93,7 @@ class Generator:
         return result
 
     def next_logits(self, tokens: Tensor) -> Tensor:
-        """As `logits`, from all of `tokens` [seq] at once."""
+        """`logits` from all of `tokens` [seq] at once."""
         self._clear()
         return self.logits(tokens.tolist())
 

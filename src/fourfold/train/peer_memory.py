@@ -43,7 +43,7 @@ NO_ADVICE = "the next one is taken"
 
 
 def open_peer_memory(config: RunConfig, out: Path, context: RankContext, view: RankView) -> "PeerMemory | None":
-    """None where the run file asks for no copies, or a machine has no memory for them."""
+    """This rank's part of the copies; None where the run file asks for none, or a machine has no memory for them."""
     if not config.checkpoint.memory_every_steps:
         return None
     if not context.least(int(DESCRIPTOR in os.environ)):

@@ -93,7 +93,7 @@ class FakeRun:
             self.stragglers += self.watch.stragglers(self)  # type: ignore[arg-type]
 
     def observe(self) -> list[Observation]:
-        """As the supervisor sees the ranks: hosts sleep, whatever they wait for."""
+        """The ranks as the supervisor sees them: hosts sleep, whatever they wait for."""
         positions = read_positions(self.folder, 0)
         return [Observation(each, "S") for each in positions] or [Observation()] * self.layout.world_size
 

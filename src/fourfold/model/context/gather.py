@@ -49,7 +49,7 @@ def _pieces(group: Group, documents: Documents, packs: bool) -> Pieces:
 
 
 def gather_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
-    """As `attend_forward`, over the ranks of the group -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the
+    """`attend_forward` over the ranks of the group -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the
     log-sum-exp."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))

@@ -7,7 +7,7 @@ from fourfold.model.operations import Array
 
 
 def local_forward(env: Environment, parts: list[Array], documents: Documents, saved: Saved) -> Array:
-    """As `attend_forward`, for full sequences -> [batch, seq, heads, value_dim]. Keeps q, k, v and the log-sum-exp."""
+    """`attend_forward` for full sequences -> [batch, seq, heads, value_dim]. Keeps q, k, v and the log-sum-exp."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()

@@ -57,7 +57,7 @@ def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
 
 
 def ring_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
-    """As `attend_forward`, over the ranks of the ring -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the log-sum-exp:
+    """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the log-sum-exp:
     nothing grows with the ring."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fourfold.model.recorder.shape_tensor import ShapeTensor
 
 NORM_PROGRAMS = 256
-"""As `fused.norm_launches.MOST_PROGRAMS`: parts of the gradient of a norm's weight."""
+"""Parts of the gradient of a norm's weight; equals `fused.norm_launches.MOST_PROGRAMS`."""
 
 
 def _kernel(reads: Sequence[ShapeTensor | None], *written: ShapeTensor) -> None:
