@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fourfold.cost.attention_traffic import FlashLoop, least_bytes, standard_passes, tiles_of
-from fourfold.flash import tiled
-from fourfold.flash.visible import Visible
+from fourfold.model import tiled_attention
 from fourfold.model.torch_attention import attend, attend_backward
+from fourfold.model.visible import Visible
 from memory import LiveTensors
 
 Answer = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -36,10 +36,10 @@ def square(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Answer:
 
 
 def tiles(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Answer:
-    """`fourfold.flash.tiled`."""
+    """`fourfold.model.tiled_attention`."""
     visible, scale = Visible.causal(q.shape[2]), q.shape[-1] ** -0.5
-    out, lse = tiled.attend(q, k, v, visible, scale)
-    return out, *tiled.attend_backward(grad, q, k, v, out, lse, visible, scale)
+    out, lse = tiled_attention.attend(q, k, v, visible, scale)
+    return out, *tiled_attention.attend_backward(grad, q, k, v, out, lse, visible, scale)
 
 
 def library(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Answer:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
+from fourfold.kernels.matmul.libraries import by_onednn, faster_by_onednn, measure, processor_clock, step_matmuls
 from fourfold.layout import FlatLayout, Layout, resolve_layout
 from fourfold.model import torch_operations
 from fourfold.model.environment import Microbatch
@@ -15,7 +16,6 @@ from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, shard_pieces
-from fourfold.runtime.matmuls import by_onednn, faster_by_onednn, measure, processor_clock, step_matmuls
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import build_units, share_parameters
 from peers import BETAS, CLIP_NORM, EPS, WEIGHT_DECAY, Peer

@@ -9,14 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from fourfold.fused.losses import TritonLoss
-from fourfold.fused.norms import TRITON
-from fourfold.fused.pointwise import TritonPointwise
+from fourfold.kernels.backend import LazyModule
 from fused_pieces import ADAMW, DECAY, EXPERTS, RATE, Arrays, Input, Piece
 
 Results = tuple[Tensor, ...]
 Way = Callable[[Arrays], Results]
 EPS = 1e-5
+NORMS, LOSSES, POINTWISE = (LazyModule(f"fourfold.kernels.{name}_triton") for name in ("norm", "loss", "pointwise"))
 (LOW, HIGH), SMALL = ADAMW.betas, ADAMW.eps
 
 
@@ -201,39 +200,39 @@ OPERATORS: dict[str, tuple[str, Way]] = {
 
 
 def _norm_by_triton(a: Arrays) -> Results:
-    return (TRITON.forward(a["x"], a["weight"], EPS)[0],)
+    return (NORMS.forward(a["x"], a["weight"], EPS)[0],)
 
 
 def _norm_backward_by_triton(a: Arrays) -> Results:
-    out, grad = TRITON.backward(a["grad"], a["x"], a["scale"], a["weight"], a["residual"])
+    out, grad = NORMS.backward(a["grad"], a["x"], a["scale"], a["weight"], a["residual"])
     return out, a["weight_grad"].add_(grad)
 
 
 def _cross_entropy_by_triton(a: Arrays) -> Results:
     logits, target = a["logits"], a["target"]
     here = target >= 0
-    maximum, total, picked = TritonLoss.statistics(logits, target, here)
+    maximum, total, picked = LOSSES.statistics(logits, target, here)
     share = here.float() / a["count"]
-    TritonLoss.gradient_(logits, target, maximum, share / total, -share)
+    LOSSES.gradient_(logits, target, maximum, share / total, -share)
     return (total.log() + maximum - picked).sum(), logits
 
 
 def _rope_by_triton(a: Arrays) -> Results:
-    TritonPointwise.rotate_(a["x"], a["cos"], a["sin"], False, False)
+    POINTWISE.rotate_(a["x"], a["cos"], a["sin"], False, False)
     return (a["x"],)
 
 
 def _swiglu_by_triton(a: Arrays) -> Results:
-    return (TritonPointwise.swiglu(a["gate_up"]),)
+    return (POINTWISE.swiglu(a["gate_up"]),)
 
 
 def _swiglu_backward_by_triton(a: Arrays) -> Results:
-    TritonPointwise.swiglu_backward_(a["grad"], a["gate_up"])
+    POINTWISE.swiglu_backward_(a["grad"], a["gate_up"])
     return (a["gate_up"],)
 
 
 def _swiglu_again_backward_by_triton(a: Arrays) -> Results:
-    return TritonPointwise.swiglu(a["gate_up"]), *_swiglu_backward_by_triton(a)
+    return POINTWISE.swiglu(a["gate_up"]), *_swiglu_backward_by_triton(a)
 
 
 BY_TRITON: dict[str, Way] = {

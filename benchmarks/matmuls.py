@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from fourfold.flash.remembered import processor
+from fourfold.kernels.matmul.libraries import processor_clock
+from fourfold.kernels.remembered import processor
 from fourfold.model import torch_onednn, torch_operations
-from fourfold.runtime.matmuls import processor_clock
 
 SHAPES = ((512, 1024), (512, 512), (512, 3072), (1536, 512), (512, 4096), (2048, 2048), (2048, 8192))
 """Inputs and outputs of a linear layer."""

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fourfold.kernels.matmul.libraries import faster_by_onednn, measure, processor_clock
 from fourfold.model import torch_onednn
 from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from fourfold.model.work import Gemm
-from fourfold.runtime.matmuls import faster_by_onednn, measure, processor_clock
 
 
 class Linear(torch.autograd.Function):

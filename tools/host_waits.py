@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "fourfold"
-INSIDE = ("model/**/*.py", "runtime/*.py", "train/feed.py")
+INSIDE = ("model/**/*.py", "kernels/**/*.py", "runtime/*.py", "train/feed.py")
 """Code that runs in a step."""
 OUTSIDE = (
+    "kernels/choose.py",
+    "kernels/trials.py",
     "model/recorder/",
     "model/own/trace.py",
     "runtime/allocator.py",
@@ -37,6 +39,7 @@ ALLOWED = {
     ("runtime/executor.py", "_clip_norm", "item"): "on a processor alone, whose values are there",
     ("runtime/executor.py", "_skips", "item"): "on a processor alone, whose values are there",
     ("runtime/first_bad_tensor.py", "first_bad", "tolist"): "after a step that is skipped",
+    ("model/tiled_attention.py", "on_device", "to"): "from pinned memory, without waiting",
     ("model/torch_operations.py", "host_counts", "tolist"): "a dispatcher must know how many rows each rank gets",
     ("model/torch_operations.py", "host_sizes", "tolist"): "where no grouped kernel multiplies experts' rows",
     ("model/rope_tables.py", "rope_tables", "to"): "before the first step",

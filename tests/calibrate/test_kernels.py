@@ -12,10 +12,10 @@ from fourfold.calibrate.describe import describe
 from fourfold.calibrate.kernels import accumulated_rate, plain_rate, weight_pool
 from fourfold.calibrate.rounds import step_tables
 from fourfold.calibrate.steps import measure_steps
+from fourfold.kernels.matmul.libraries import KINDS, LibrarySeconds, by_onednn
 from fourfold.model import torch_onednn, torch_operations
 from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from fourfold.model.work import Gemm
-from fourfold.runtime.matmuls import KINDS, LibrarySeconds, by_onednn
 from tests.calibrate.machine_table import contention_profile
 
 CPU = torch.device("cpu")

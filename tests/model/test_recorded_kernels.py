@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelConfig
+from fourfold.kernels.norm import FormulaNorms
 from fourfold.model import torch_operations
 from fourfold.model.footprint import Shape, segment_footprint
 from fourfold.model.operations import with_operations
@@ -14,7 +15,6 @@ from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Elementwise, Work
-from fourfold.train.norm_choice import FORMULA
 from tests.model.test_executed_kernels import BASE, DEEPSEEK, MIXTRAL
 from tests.support.counted_kernels import CountedKernels
 from tests.support.fused_operations import PlainLoss, PlainPointwise
@@ -40,7 +40,7 @@ def test_kernels_move_what_they_take_and_give(model: ModelConfig, policy: str, k
     shape = Shape(2, 64, "fp32", "fp32", False, kernels=True)
     segment = _segment(model, kind)
     rank = TorchRank(segment, model, shape, 0)
-    kernels = {"norms": FORMULA, "losses": PlainLoss(), "pointwise": PlainPointwise()}
+    kernels = {"norms": FormulaNorms(), "losses": PlainLoss(), "pointwise": PlainPointwise()}
     counted = {name: CountedKernels(each, rank.log) for name, each in kernels.items()}
     rank.env = replace(rank.env, ops=with_operations(torch_operations, counted))  # type: ignore[arg-type]
     footprint = RecordedRank(segment, model, shape).footprint(policy)

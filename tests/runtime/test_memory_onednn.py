@@ -2,7 +2,7 @@
 
 import pytest
 
-from fourfold.runtime.matmuls import KINDS
+from fourfold.kernels.matmul.libraries import KINDS
 from tests.support.parity_ranks import run_rank
 from tests.support.parity_runs import run_table
 from tests.support.ranks import run_on_ranks

@@ -6,8 +6,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fourfold.flash.backends import AttentionBackend
-from fourfold.flash.visible import Visible
+from fourfold.kernels.attention.kind import AttentionCase
+from fourfold.kernels.backend import Backend
+from fourfold.model.visible import Visible
 from tests.support.attention_by_mask import SCALE, problem
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 6e-3, torch.bfloat16: 5e-2}
@@ -22,7 +23,7 @@ ROWS = st.lists(st.integers(1, 12), min_size=1, max_size=5) | st.integers(1, 20)
 
 
 def check_backend(
-    backend: AttentionBackend,
+    backend: Backend[AttentionCase],
     mask: Sequence[int] | tuple[int, int] | int,
     dtype: torch.dtype,
     heads: tuple[int, int] = (2, 1),
@@ -40,8 +41,9 @@ def check_backend(
         return x if documents is None else x[0].unflatten(0, (2, -1))
 
     grad, q, k, v = (rows(x).to(dtype) for x in (exact.grad, exact.q, exact.k, exact.v))
-    out, lse = backend.attend(q, k, v, isinstance(mask, int), SCALE, documents)
-    gradients = backend.attend_backward(grad, q, k, v, out, lse, isinstance(mask, int), SCALE, documents)
+    ops = backend.operations
+    out, lse = ops.attend(q, k, v, isinstance(mask, int), SCALE, documents)
+    gradients = ops.attend_backward(grad, q, k, v, out, lse, isinstance(mask, int), SCALE, documents)
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert {x.dtype for x in (out, *gradients)} == {dtype}
     expected = [exact.out, exact.lse, *exact.gradients]

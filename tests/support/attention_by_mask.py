@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fourfold.flash.visible import Visible
+from fourfold.model.visible import Visible
 
 SCALE = 0.37
 

@@ -18,14 +18,8 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fourfold.fused import (
-    loss_kernels,
-    loss_launches,
-    norm_kernels,
-    norm_launches,
-    pointwise_kernels,
-    pointwise_launches,
-)
+from fourfold.kernels import loss_triton, norm_triton, pointwise_triton
+from fourfold.kernels.triton_rows import constants as sizes
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 IN_FORMAT = {"x", "weight", "out", "grad", "residual", "grad_x", "logits", "gate_up", "cos", "sin"}
@@ -38,21 +32,21 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def main(capability: int, dtype: str, width: int) -> None:
-    norms = norm_launches.constants(FORMATS[dtype], width)
-    losses = loss_launches.constants(FORMATS[dtype], 8 * width)
-    pointwise = loss_launches.constants(FORMATS[dtype], width, pointwise_launches.BLOCK)
+    norms = sizes(FORMATS[dtype], width)
+    losses = sizes(FORMATS[dtype], 8 * width, loss_triton.LARGEST_BLOCK)
+    pointwise = sizes(FORMATS[dtype], width, pointwise_triton.BLOCK)
     pairs = {"STEP": 1, "OFFSET": 64, "SIGN": 1, "HEADS": 32, "HALF": 64, "num_warps": 4}
     found = {}
     for kernel, constants in (
-        (norm_kernels.forward_kernel, {**norms, "EPS": 1e-5, "IS_AGAIN": False, "HAS_RESIDUAL": True}),
-        (norm_kernels.backward_kernel, {**norms, "HAS_RESIDUAL": True}),
-        (loss_kernels.statistics_kernel, {**losses, "LOWEST": LOWEST}),
-        (loss_kernels.gradient_kernel, losses),
-        (pointwise_kernels.swiglu_kernel, pointwise),
-        (pointwise_kernels.swiglu_backward_kernel, pointwise),
-        (pointwise_kernels.weighted_kernel, pointwise),
-        (pointwise_kernels.weighted_backward_kernel, pointwise),
-        (pointwise_kernels.rotate_kernel, {**pointwise, **pairs}),
+        (norm_triton.forward_kernel, {**norms, "EPS": 1e-5, "IS_AGAIN": False, "HAS_RESIDUAL": True}),
+        (norm_triton.backward_kernel, {**norms, "HAS_RESIDUAL": True}),
+        (loss_triton.statistics_kernel, {**losses, "LOWEST": LOWEST}),
+        (loss_triton.gradient_kernel, losses),
+        (pointwise_triton.swiglu_kernel, pointwise),
+        (pointwise_triton.swiglu_backward_kernel, pointwise),
+        (pointwise_triton.weighted_kernel, pointwise),
+        (pointwise_triton.weighted_backward_kernel, pointwise),
+        (pointwise_triton.rotate_kernel, {**pointwise, **pairs}),
     ):
         signature, fixed = {}, {}
         for index, argument in enumerate(kernel.arg_names):

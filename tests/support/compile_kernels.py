@@ -13,7 +13,7 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fourfold.flash import triton_attention, triton_kernels
+from fourfold.kernels.attention import triton_attention, triton_kernels
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 IN_FORMAT = {"q", "k", "v", "out", "grad", "d_q", "d_k", "d_v"}

@@ -7,13 +7,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from fourfold.fused.losses import TritonLoss
-from fourfold.fused.norms import TRITON
-from fourfold.fused.pointwise import TritonPointwise
+from fourfold.kernels import loss, norm, pointwise
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu, swiglu_backward_
 from fourfold.model.rope import rotate_, rotate_into
-from fourfold.train.norm_choice import FORMULA
 
 
 class PlainLoss:
@@ -59,8 +56,8 @@ class PlainPointwise:
 
 FUSED: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
-        "plain": {"norms": FORMULA, "losses": PlainLoss(), "pointwise": PlainPointwise()},
-        "triton": {"norms": TRITON, "losses": TritonLoss(), "pointwise": TritonPointwise()},
+        "plain": {"norms": norm.FormulaNorms(), "losses": PlainLoss(), "pointwise": PlainPointwise()},
+        "triton": {**norm.TRITON.members, **loss.TRITON.members, **pointwise.TRITON.members},
     }
 )
 """By name, members of the operations."""

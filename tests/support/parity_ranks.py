@@ -13,6 +13,7 @@ import torch.distributed as dist
 from fourfold.checkpoint import step_folders
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
+from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
 from fourfold.model.environment import Microbatch
@@ -25,7 +26,6 @@ from fourfold.runtime.device import to_device
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.links import Links
-from fourfold.runtime.matmuls import by_onednn
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import Unit, build_units, share_parameters, watch_units

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fourfold.config import UserError
 from fourfold.config.schema import RunSection
-from fourfold.flash.backends import TILED, AttentionCase
-from fourfold.train.attention_choice import attention_contest
-from fourfold.train.backend_choice import Alone, choose
+from fourfold.kernels.attention.kind import TILED, AttentionCase, contest
+from fourfold.kernels.choose import Alone, choose
+from fourfold.kernels.trials import Trials
 from fourfold.train.deterministic import NCCL, WORKSPACE, be_deterministic
-from fourfold.train.trials import Trials
+from tests.support.backends import with_members
 from tests.support.training_ranks import start_training
 from tests.train.test_training import corpus, finish, lines, make_run
 
@@ -75,7 +75,7 @@ class Atomics:
 
     def backward(self, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         self.times += 1
-        d_q, d_k, d_v = TILED.attend_backward(*given)
+        d_q, d_k, d_v = TILED.operations.attend_backward(*given)
         if self.times % 2:
             d_k[0, 0, 0, 0] *= 1 + 2**-22
         return d_q, d_k, d_v
@@ -83,28 +83,28 @@ class Atomics:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_back_end_with_atomics_is_not_taken(tmp_path: Path, deterministic: bool) -> None:
-    fast = replace(TILED, name="fast", attend_backward=Atomics().backward)
-    contest = attention_contest(CASE, {"fast": fast, "slow": replace(TILED, name="slow")})
+    fast = with_members(TILED, "fast", attend_backward=Atomics().backward)
+    fought = contest(CASE, {"fast": fast, "slow": replace(TILED, name="slow")})
     seconds = iter((1.0, 9.0) if not deterministic else (9.0,))
     trials = Trials(tmp_path, deterministic=deterministic)
-    chosen = choose(contest, Alone(CPU), "auto", "", tmp_path / "c.json", lambda call: next(seconds), True, trials)
+    chosen = choose(fought, Alone(CPU), "auto", "", tmp_path / "c.json", lambda call: next(seconds), True, trials)
     assert chosen.backend.name == ("slow" if deterministic else "fast")
 
 
 def test_one_that_is_named_is_refused(tmp_path: Path) -> None:
-    fast = replace(TILED, name="fast", attend_backward=Atomics().backward)
-    contest = attention_contest(CASE, {"fast": fast})
+    fast = with_members(TILED, "fast", attend_backward=Atomics().backward)
+    fought = contest(CASE, {"fast": fast})
     trials = Trials(tmp_path, deterministic=True)
     with pytest.raises(
         UserError, match=r'attention_backend = "fast": its results have other bits .* run.deterministic = true'
     ):
-        choose(contest, Alone(CPU), "fast", "", tmp_path / "c.json", lambda call: 1.0, True, trials)
+        choose(fought, Alone(CPU), "fast", "", tmp_path / "c.json", lambda call: 1.0, True, trials)
 
 
 def test_no_kernel_of_ours_uses_atomics() -> None:
     """The documentation says so: a Triton program adds in one order unless it adds to memory that others add to."""
     source = Path(__file__).parents[2] / "src/fourfold"
-    kernels = [path for folder in ("flash", "fused", "model") for path in (source / folder).rglob("*.py")]
+    kernels = [path for folder in ("kernels", "model") for path in (source / folder).rglob("*.py")]
     assert len(kernels) > 20
     assert [path for path in kernels if "atomic" in path.read_text()] == []
 

@@ -9,8 +9,10 @@ import torch
 
 from fourfold.config import FinalFailure, parse_run
 from fourfold.config.errors import is_out_of_memory
-from fourfold.fused.norms import NormCase
 from fourfold.huggingface import resolve_model
+from fourfold.kernels.backend import Backend
+from fourfold.kernels.choose import Alone, TimedContest, choose
+from fourfold.kernels.norm import KIND, NormCase
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups
@@ -18,7 +20,6 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.step import StepOutOfMemory
 from fourfold.runtime.units import share_parameters
-from fourfold.train.backend_choice import Alone, Contest, KernelsBackend, choose
 from fourfold.train.out_of_memory import SAVES_ENOUGH, out_of_memory
 from tests.support.parity_ranks import LINKS, initialized_units, prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
@@ -141,17 +142,13 @@ def test_a_lack_between_two_steps_is_told_as_one_and_is_final(tmp_path: Path) ->
 
 
 NO_MEMORY = "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB."
-PLAIN = {name: KernelsBackend(name, None, lambda case: None) for name in ("one", "other")}
+PLAIN = {name: Backend[NormCase](name) for name in ("one", "other")}
 
 
-def _contest(problems: dict[str, str]) -> Contest[Any]:
-    return Contest(
-        work="norms",
-        option="norm_backend",
-        recorded_as="norms",
-        file="norms.json",
+def _contest(problems: dict[str, str]) -> TimedContest[NormCase]:
+    return TimedContest(
+        kind=KIND,
         backends=PLAIN,
-        default=PLAIN["one"],
         case=NormCase(rows=2, width=4, dtype=torch.float32, device=CPU, eps=1e-5),
         examine=lambda backend: problems.get(backend.name),
         timed=lambda backend: lambda: None,

@@ -15,10 +15,10 @@ from fourfold.calibrate.kernels import accumulated_rate, attention_rates, plain_
 from fourfold.calibrate.operators import OPERATORS, back_ends, on_device, recorded
 from fourfold.calibrate.shapes import shapes_of
 from fourfold.config.errors import RunFailure
+from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.model import torch_operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.work import Elementwise, Gemm, Work
-from fourfold.runtime.matmuls import by_onednn
 
 FORMATS = {"cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"), "cpu": ("fp32", "fp64", "bf16")}
 """Formats whose peak is looked for."""

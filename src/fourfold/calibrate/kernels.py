@@ -9,13 +9,7 @@ import torch
 
 from fourfold.calibrate.clock import Meter, numbers
 from fourfold.calibrate.steps import table_spec
-from fourfold.model import torch_operations
-from fourfold.model.operations import Operations
-from fourfold.model.torch_attention import attend, attend_backward
-from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.work import Attention, Gemm
-from fourfold.program import lower_pipeline
-from fourfold.runtime.matmuls import (
+from fourfold.kernels.matmul.libraries import (
     by_onednn,
     faster_by_onednn,
     measure,
@@ -24,6 +18,12 @@ from fourfold.runtime.matmuls import (
     processor_clock,
     step_matmuls,
 )
+from fourfold.model import torch_operations
+from fourfold.model.operations import Operations
+from fourfold.model.torch_attention import attend, attend_backward
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.model.work import Attention, Gemm
+from fourfold.program import lower_pipeline
 from fourfold.train.session import most_of_ranks
 
 GEMM_SIZES = (32, 96, 256, 640, 1536)
@@ -35,7 +35,7 @@ POOL_BYTES = 96 * 2**20
 
 def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) -> tuple[str, ...]:
     """The kinds of matmuls that oneDNN computes, by those of a step of the run table, which each rank has for itself: the same on
-    all ranks, by the slowest rank's time (`train.matmul_choice`)."""
+    all ranks, by the slowest rank's time (`kernels.matmul`)."""
     spec = table_spec(table, 1, device.type)
     if device.type != "cpu" or spec.compute != "fp32" or problem_of_onednn() is not None:
         return ()

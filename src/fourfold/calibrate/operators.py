@@ -5,7 +5,8 @@ from typing import cast
 
 import torch
 
-from fourfold.flash.backends import triton_refuses
+from fourfold.kernels import norm, pointwise
+from fourfold.kernels.backend import triton_refuses
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu
 from fourfold.model.norm import rms_norm, rms_norm_backward
@@ -16,7 +17,6 @@ from fourfold.model.rope import rotate_
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.model.work import Work
-from fourfold.train import norm_choice, pointwise_choice
 
 Make = Callable[..., Array]
 """Makes an input of a shape."""
@@ -68,7 +68,7 @@ def back_ends(device: torch.device) -> tuple[Operations, ...]:
     formulas = cast(Operations, torch_operations)
     if triton_refuses(device) is not None:
         return (formulas,)
-    members = {**norm_choice.members(norm_choice.TRITON), **pointwise_choice.members(pointwise_choice.TRITON)}
+    members = {**norm.TRITON.members, **pointwise.TRITON.members}
     return (formulas, with_operations(formulas, members))
 
 

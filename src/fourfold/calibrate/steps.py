@@ -14,6 +14,9 @@ from fourfold.calibrate.clock import fill_, own_time, synchronize
 from fourfold.config import parse_run
 from fourfold.data.batches import Batch
 from fourfold.huggingface import resolve_model
+from fourfold.kernels.choose import Alone
+from fourfold.kernels.kinds import choose_for_run
+from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
 from fourfold.program import lower_step
@@ -24,12 +27,9 @@ from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.links import Links
-from fourfold.runtime.matmuls import by_onednn
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
-from fourfold.train.backend_choice import Alone
-from fourfold.train.choices import choose_for_run
 from fourfold.train.feed import feed_tables, rank_feed, rank_rows
 
 LINKS: Links = {}

@@ -21,8 +21,8 @@ from fourfold.model.kernels import NormKernels as NormKernels
 from fourfold.model.kernels import PointwiseKernels as PointwiseKernels
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
-    from fourfold.flash.visible import Visible
     from fourfold.model.low_precision import Operand
+    from fourfold.model.visible import Visible
 
 Format = Any
 """A backend's number format: a `torch.dtype`, or the name of one (`bf16`, `fp32`, `int64`, `bool`)."""

@@ -42,7 +42,7 @@ class Shape:
 
     `exchange`: the ranks are processors over gloo. There a reduce-scatter sends each part to its owner, who needs a staging buffer.
     Otherwise the ranks are accelerators and use the collectives of NCCL. `kernels`: norms, cross-entropy, SwiGLU and rotary
-    embedding are kernels that read and write every number once, as a run on CUDA may choose (`train.choices`), not formulas.
+    embedding are kernels that read and write every number once, as a run on CUDA may choose (`kernels.kinds`), not formulas.
     """
 
     sequences: int

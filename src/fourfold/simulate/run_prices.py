@@ -122,7 +122,7 @@ def prices_for(
 
 def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
     """fourfold's own software with the host's figures that were measured on such a device; any other as it is. On a measured GPU
-    memory-bound kernels are fused, as they were when it was measured (`train.choices`); devices that were never measured are
+    memory-bound kernels are fused, as they were when it was measured (`kernels.kinds`); devices that were never measured are
     priced operator by operator."""
     if software.name == OWN_SOFTWARE and device.host_launch_seconds is not None:
         fused = software.fused if device.units is None else 1.0

@@ -2,19 +2,15 @@
 
 Operations that repeat theirs are not touched: our own kernels add in a fixed order and use no atomics, sums over ranks on gloo have
 one order. Others are replaced or refused: by PyTorch where an operator has no other version, by a trial where a back end
-of attention, norms, cross-entropy or SwiGLU gives other bits the second time (`train/trials.py`).
+of attention, norms, cross-entropy or SwiGLU gives other bits the second time (`kernels/trials.py`).
 """
 
 import os
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import MutableMapping
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from fourfold.config import UserError
-from fourfold.config.errors import error_text
 from fourfold.config.schema import RunSection
 
 WORKSPACE, WORKSPACES = "CUBLAS_WORKSPACE_CONFIG", (":4096:8", ":16:8")
@@ -37,18 +33,3 @@ def be_deterministic(section: RunSection, environment: MutableMapping[str, str] 
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
-
-
-def other_bits(again: Callable[[], Any]) -> str | None:
-    """Why results do not repeat; None: they do. `again`: makes them anew at every call, from inputs of one seed."""
-    try:
-        pairs = list(zip(_tensors(again()), _tensors(again()), strict=True))
-    except Exception as error:
-        return error_text(error)
-    if all(torch.equal(one, other) for one, other in pairs):
-        return None
-    return "its results have other bits when they are computed again, and run.deterministic = true"
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -13,7 +13,6 @@ from torch import Tensor
 from fourfold.checkpoint import ParameterReader
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure
-from fourfold.flash.visible import Visible
 from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_forward
@@ -24,6 +23,7 @@ from fourfold.model.head import head_logits
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import ParameterSpec, build_segments
+from fourfold.model.visible import Visible
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
 
 CPU = torch.device("cpu")

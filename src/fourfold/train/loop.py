@@ -14,6 +14,7 @@ from fourfold.config.optimizers import learning_rate
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
+from fourfold.kernels.kinds import choose_for_run
 from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
 from fourfold.model.torch_scaled import check_kernels
@@ -33,7 +34,6 @@ from fourfold.runtime.units import FillShard, build_units, share_parameters, wat
 from fourfold.train import state
 from fourfold.train.batches_ahead import BatchesAhead
 from fourfold.train.certificate import certificate, extend
-from fourfold.train.choices import choose_for_run
 from fourfold.train.connections import connected_groups
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.ending import end_training
@@ -104,7 +104,7 @@ class Training:
             locate_nan=self.config.faults.locate_nan,
             fixed=self.config.run.cuda_graphs,
         )
-        check_graphs(self.config, self.spec, context.device, self.choices.attention.backend.name)
+        check_graphs(self.config, self.spec, context.device, self.choices.recorded["attention"])
         self.graph = StepGraph(self.executor, self.program, capture_cuda, before_replay=self.progress.replay)
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None

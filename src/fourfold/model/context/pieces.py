@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fourfold.model.context.placement import Placement, zigzag
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
-    from fourfold.flash.visible import Visible
+    from fourfold.model.visible import Visible
 
 Span = tuple[int, int]
 """First and one past the last."""
@@ -118,7 +118,7 @@ def own_pieces(rank: int, documents: Documents, packs: bool = False) -> list[Pie
     pieces = documents.pieces(True, squares)
     if not packs or len(pieces) == 1:
         return pieces
-    from fourfold.flash.visible import Visible
+    from fourfold.model.visible import Visible
 
     lengths = [stop - start for _, (start, stop), *_ in pieces]
     tokens = (0, documents.length // documents.ring)

@@ -1,4 +1,4 @@
-"""The kernels that take the place of formulas (`fourfold.fused`), on shape-only tensors: each reads what it takes once and writes
+"""The kernels that take the place of formulas (`fourfold.kernels`), on shape-only tensors: each reads what it takes once and writes
 what it gives once."""
 
 from collections.abc import Sequence

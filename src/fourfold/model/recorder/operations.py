@@ -17,8 +17,8 @@ from fourfold.model.work import Attention, ElementwisePart
 from fourfold.model.work import Item as WorkItem
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
-    from fourfold.flash.visible import Visible
     from fourfold.model.low_precision import Operand
+    from fourfold.model.visible import Visible
 
 
 def even_counts(parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
