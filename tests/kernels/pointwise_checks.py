@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fourfold.kernels import pointwise_triton
 from fourfold.kernels.backend import Backend
-from fourfold.kernels.pointwise import PointwiseCase, examine
+from fourfold.kernels.pointwise import KIND, PointwiseCase
 from fourfold.model import torch_operations
 from fourfold.model.feed_forward import swiglu, swiglu_backward_
 from fourfold.model.rope import rotate_
@@ -26,7 +26,7 @@ FORMATS = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
     dtype=FORMATS,
 )
 def test_kernels_equal_fp64(rows: int, ffn: int, heads: int, half: int, dtype: torch.dtype) -> None:
-    assert examine(BACKEND, PointwiseCase(rows, ffn, heads, 2 * half, dtype, DEVICE)) is None
+    assert KIND.examine(BACKEND, PointwiseCase(rows, ffn, heads, 2 * half, dtype, DEVICE)) is None
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

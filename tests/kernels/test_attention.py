@@ -9,7 +9,7 @@ import torch
 from fourfold.checkpoint import read_manifest
 from fourfold.config import RunFailure, UserError
 from fourfold.kernels import remembered
-from fourfold.kernels.attention.kind import BACKENDS, TILED, AttentionCase, case_of, contest
+from fourfold.kernels.attention.kind import BACKENDS, KIND, TILED, AttentionCase, case_of
 from fourfold.kernels.backend import Backend
 from fourfold.kernels.choose import Chosen, choose
 from tests.rehearse.layouts import sections
@@ -44,7 +44,7 @@ def _choose(
         working = iter([each for each in times[rank].values() if each < INFINITE])
         cache = folder / f"{rank}.json"
         own = {**own, "flash": BACKENDS["flash"]} if not measures else own
-        return choose(*(contest(CASE, own), context, named, recorded, cache, lambda call: next(working), measures))
+        return choose(*(KIND.contest(CASE, own), context, named, recorded, cache, lambda call: next(working), measures))
 
     return on_thread_ranks(len(times), run)
 

@@ -12,7 +12,7 @@ import torch
 
 from fourfold.kernels import check, choose, remembered
 from fourfold.kernels.attention import kind
-from fourfold.kernels.attention.kind import BACKENDS, FLASH, TILED, AttentionCase
+from fourfold.kernels.attention.kind import BACKENDS, FLASH, KIND, TILED, AttentionCase
 from fourfold.kernels.backend import Backend
 from tests.support.backends import with_members
 
@@ -33,12 +33,12 @@ def counting_clock(seconds: dict[str, float], order: list[str]) -> choose.Clock:
 def _compare(
     backends: list[Backend[AttentionCase]], case: AttentionCase, clock: choose.Clock
 ) -> dict[str, choose.Trial]:
-    contest = kind.contest(case, {backend.name: backend for backend in backends})
+    contest = KIND.contest(case, {backend.name: backend for backend in backends})
     return contest.measure(contest.examine, clock)
 
 
 def _fastest(trials: dict[str, choose.Trial]) -> str | None:
-    contest = kind.contest(CASE, {name: replace(TILED, name=name) for name in trials})
+    contest = KIND.contest(CASE, {name: replace(TILED, name=name) for name in trials})
     ranked = contest.ranked({name: trial.seconds for name, trial in trials.items()})
     return next((backend.name for backend, _ in ranked), None)
 
@@ -95,7 +95,7 @@ WRONG = {
 def test_a_wrong_one_does_not_win(wrong: str) -> None:
     """However fast it is."""
     backend, problem = WRONG[wrong]
-    found = kind.examine(backend, CASE)
+    found = KIND.examine(backend, CASE)
     assert found is not None
     assert problem in found
     backends = [replace(backend, name="wrong"), FLASH]
@@ -114,16 +114,16 @@ def test_a_fault_with_documents_or_rectangles_alone_is_found() -> None:
 
     for attend, what in ((in_documents, "documents"), (in_rectangles, "rectangles")):
         backend, plain = with_members(TILED, "tiled", attend=attend), replace(CASE, rectangles=False)
-        assert kind.examine(backend, plain) is None
-        assert f"with {what}" in str(kind.examine(backend, replace(plain, **{what: True})))
+        assert KIND.examine(backend, plain) is None
+        assert f"with {what}" in str(KIND.examine(backend, replace(plain, **{what: True})))
 
 
 @pytest.mark.parametrize("dtype", check.BOUNDS)
 def test_right_ones_pass_in_every_format(dtype: torch.dtype) -> None:
     case = replace(CASE, dtype=dtype, queries=200, heads=8, kv_heads=1, width=64, value_width=64)
-    assert kind.examine(TILED, replace(case, documents=True)) is None
+    assert KIND.examine(TILED, replace(case, documents=True)) is None
     if dtype != torch.float16:
-        assert kind.examine(FLASH, case) is None
+        assert KIND.examine(FLASH, case) is None
 
 
 def test_what_bf16_rounds_off_an_output_is_no_fault_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_what_bf16_rounds_off_an_output_is_no_fault_of_the_gradients(monkeypatch
 
     monkeypatch.setattr(kind, "_inputs", alike)
     case = replace(CASE, dtype=torch.bfloat16, queries=200, width=64, value_width=64)
-    assert kind.examine(TILED, case) is None
-    assert "gradient of queries" in str(kind.examine(_backward(0, _last_row_away), case))
+    assert KIND.examine(TILED, case) is None
+    assert "gradient of queries" in str(KIND.examine(_backward(0, _last_row_away), case))
 
 
 def test_the_fastest_wins_and_of_equals_the_first() -> None:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fourfold.kernels.backend import Backend
 from fourfold.kernels.choose import Chosen, choose
-from fourfold.kernels.loss import FORMULA, TRITON, LossCase, case_of, contest, examine
+from fourfold.kernels.loss import FORMULA, KIND, TRITON, LossCase, case_of
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
 from tests.support.fused_operations import PlainLoss
 from tests.support.thread_ranks import ThreadRank, on_thread_ranks
 
-CASE = LossCase(20, 70, torch.float32, torch.device("cpu"))
 MODEL = sections_spec(1, sections({}))[0].model
+CASE = LossCase(20, 70, torch.float32, torch.device("cpu"), MODEL)
 PLAIN = Backend[LossCase]("plain", {"losses": PlainLoss()})
 
 
@@ -44,11 +44,11 @@ class Failing(PlainLoss):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 1), (20, 70)], ids=str)
 def test_what_is_right_is_taken(backend: Backend[LossCase], dtype: torch.dtype, sizes: tuple[int, int]) -> None:
-    assert examine(backend, replace(CASE, rows=sizes[0], columns=sizes[1], dtype=dtype), MODEL) is None
+    assert KIND.examine(backend, replace(CASE, rows=sizes[0], columns=sizes[1], dtype=dtype)) is None
 
 
 def test_the_formula_is_right_in_bf16() -> None:
-    assert examine(FORMULA, replace(CASE, dtype=torch.bfloat16), MODEL) is None
+    assert KIND.examine(FORMULA, replace(CASE, dtype=torch.bfloat16)) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_formula_is_right_in_bf16() -> None:
     ],
 )
 def test_one_that_is_wrong_is_not_taken(kernels: PlainLoss, problem: str) -> None:
-    found = examine(replace(PLAIN, members={"losses": kernels}), CASE, MODEL)
+    found = KIND.examine(replace(PLAIN, members={"losses": kernels}), CASE)
     assert found is not None
     assert found.startswith(problem)
 
@@ -70,7 +70,7 @@ def test_all_ranks_take_the_one_whose_slowest_rank_is_fastest(tmp_path: Path) ->
 
     def run(context: ThreadRank) -> Chosen[LossCase]:
         own, cache = iter(times[context.rank]), tmp_path / f"{context.rank}.json"
-        fought = contest(CASE, MODEL, backends)
+        fought = KIND.contest(CASE, backends)
         return choose(fought, context, "auto", "", cache, lambda call: (call(), next(own))[1], measures=True)
 
     chosen = on_thread_ranks(2, run)
@@ -89,4 +89,4 @@ def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], share: tuple[i
 
 
 def test_kernels_for_gpus_say_so() -> None:
-    assert examine(TRITON, CASE, MODEL) == "it runs on CUDA"
+    assert KIND.examine(TRITON, CASE) == "it runs on CUDA"

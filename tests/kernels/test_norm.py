@@ -10,7 +10,7 @@ import torch
 from fourfold.checkpoint import read_manifest
 from fourfold.kernels import remembered
 from fourfold.kernels.choose import Chosen, choose
-from fourfold.kernels.norm import FORMULA, NormCase, case_of, contest
+from fourfold.kernels.norm import FORMULA, KIND, NormCase, case_of
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
 from tests.support.parity_check import check_split
@@ -29,7 +29,7 @@ def test_all_ranks_take_the_one_whose_slowest_rank_is_fastest(tmp_path: Path) ->
 
     def run(context: ThreadRank) -> Chosen[NormCase]:
         cache, own = tmp_path / f"{context.rank}.json", iter(times[context.rank].values())
-        return choose(contest(CASE, backends), context, "auto", "", cache, lambda call: next(own), measures=True)
+        return choose(KIND.contest(CASE, backends), context, "auto", "", cache, lambda call: next(own), measures=True)
 
     chosen = on_thread_ranks(2, run)
     assert [each.backend.name for each in chosen] == ["other", "other"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fourfold.kernels.backend import Backend
-from fourfold.kernels.norm import FORMULA, TORCH, TRITON, FormulaNorms, NormCase, contest, examine
+from fourfold.kernels.norm import FORMULA, KIND, TORCH, TRITON, FormulaNorms, NormCase
 from tests.support.backends import norms_with
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -19,7 +19,7 @@ CASE = NormCase(rows=200, width=48, dtype=torch.bfloat16, device=CPU, eps=1e-5)
 @pytest.mark.parametrize("sizes", [(1, 1), (200, 48), (3, 7)], ids=str)
 def test_the_formula_is_right(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
     rows, width = sizes
-    assert examine(FORMULA, replace(CASE, rows=rows, width=width, dtype=dtype)) is None
+    assert KIND.examine(FORMULA, replace(CASE, rows=rows, width=width, dtype=dtype)) is None
 
 
 def _forward_without_epsilon(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -67,22 +67,22 @@ def _fails(*given: Any) -> Any:
 )
 def test_one_that_is_wrong_is_not_taken(changes: dict[str, Any], problem: str) -> None:
     backend = norms_with(**changes)
-    found = examine(backend, CASE)
+    found = KIND.examine(backend, CASE)
     assert found is not None
     assert found.startswith(problem)
-    own = contest(CASE, {"formula": FORMULA, "other": backend})
+    own = KIND.contest(CASE, {"formula": FORMULA, "other": backend})
     trials = own.measure(own.examine, lambda call: float(call() is not None))
     assert (trials["formula"].seconds, trials["formula"].problem) == (1.0, None)
     assert (trials["other"].seconds, trials["other"].problem) == (float("inf"), found)
 
 
 def test_one_that_refuses_a_case_is_not_taken() -> None:
-    assert examine(replace(FORMULA, refuses=lambda case: "it is not here"), CASE) == "it is not here"
+    assert KIND.examine(replace(FORMULA, refuses=lambda case: "it is not here"), CASE) == "it is not here"
 
 
 @pytest.mark.parametrize("backend", [TORCH, TRITON], ids=lambda backend: backend.name)
 def test_kernels_for_gpus_say_so(backend: Backend[NormCase]) -> None:
-    assert examine(backend, CASE) == "it runs on CUDA"
+    assert KIND.examine(backend, CASE) == "it runs on CUDA"
 
 
 def test_rows_that_are_too_long_are_refused() -> None:

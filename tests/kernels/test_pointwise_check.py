@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fourfold.kernels.backend import Backend
-from fourfold.kernels.pointwise import FORMULA, TRITON, PointwiseCase, examine
+from fourfold.kernels.pointwise import FORMULA, KIND, TRITON, PointwiseCase
 from tests.support.fused_operations import PlainPointwise
 
 CASE = PointwiseCase(rows=100, ffn=24, heads=3, width=8, dtype=torch.bfloat16, device=torch.device("cpu"))
@@ -53,7 +53,7 @@ class _NothingIsInterleaved(PlainPointwise):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", [FORMULA, Backend("other", {"pointwise": PlainPointwise()})])
 def test_the_formulas_are_right(backend: Backend[PointwiseCase], dtype: torch.dtype) -> None:
-    assert examine(backend, replace(CASE, dtype=dtype)) is None
+    assert KIND.examine(backend, replace(CASE, dtype=dtype)) is None
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_the_formulas_are_right(backend: Backend[PointwiseCase], dtype: torch.dt
     ],
 )
 def test_one_that_is_wrong_is_not_taken(kernels: Callable[[], PlainPointwise], problem: str) -> None:
-    found = examine(Backend("other", {"pointwise": kernels()}), CASE)
+    found = KIND.examine(Backend("other", {"pointwise": kernels()}), CASE)
     assert found is not None
     assert found.startswith(problem)
 
 
 def test_kernels_for_gpus_say_so() -> None:
-    assert examine(TRITON, CASE) == "it runs on CUDA"
+    assert KIND.examine(TRITON, CASE) == "it runs on CUDA"

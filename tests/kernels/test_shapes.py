@@ -51,7 +51,7 @@ def spoils(function: Callable[..., Any], above: int, which: int | None = None) -
 
 def fault_of_attention(above: int, member: str, which: int, **case: Any) -> str | None:
     own = {member: spoils(getattr(TILED.operations, member), above, which)}
-    return attention.examine(with_members(TILED, "own", **own), replace(ATTENTION, **case))
+    return attention.KIND.examine(with_members(TILED, "own", **own), replace(ATTENTION, **case))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -70,11 +70,11 @@ def test_attention_of_documents_and_of_other_heads() -> None:
 
 def test_norms() -> None:
     case = NormCase(700, 16, torch.float32, CPU, 1e-5)
-    assert norm.examine(norm.FORMULA, case) is None
+    assert norm.KIND.examine(norm.FORMULA, case) is None
     for member, which in (("forward", 0), ("backward", 0)):
         wrong = norms_with(**{member: spoils(getattr(FormulaNorms, member), 600, which)})
-        assert "off by" in str(norm.examine(wrong, case)) or "other bits" in str(norm.examine(wrong, case))
-        assert norm.examine(wrong, replace(case, rows=600)) is None
+        assert "off by" in str(norm.KIND.examine(wrong, case)) or "other bits" in str(norm.KIND.examine(wrong, case))
+        assert norm.KIND.examine(wrong, replace(case, rows=600)) is None
 
 
 class LargeLoss(PlainLoss):
@@ -89,10 +89,10 @@ class LargeLoss(PlainLoss):
 
 def test_cross_entropy() -> None:
     backend = Backend[LossCase]("own", {"losses": LargeLoss()})
-    case = LossCase(300, 70, torch.float32, CPU)
-    assert "its gradient is off" in str(loss.examine(backend, case, MODEL))
-    assert loss.examine(backend, replace(case, rows=200), MODEL) is None
-    assert loss.examine(loss.FORMULA, case, MODEL) is None
+    case = LossCase(300, 70, torch.float32, CPU, MODEL)
+    assert "its gradient is off" in str(loss.KIND.examine(backend, case))
+    assert loss.KIND.examine(backend, replace(case, rows=200)) is None
+    assert loss.KIND.examine(loss.FORMULA, case) is None
 
 
 class LargePointwise(PlainPointwise):
@@ -117,16 +117,16 @@ class LargeWeights(PlainPointwise):
 def test_weights_of_rows() -> None:
     backend = Backend[PointwiseCase]("own", {"pointwise": LargeWeights()})
     case = PointwiseCase(700, 8, 2, 8, torch.float32, CPU)
-    assert "its gradient of the weights of rows is off" in str(pointwise.examine(backend, case))
-    assert pointwise.examine(backend, replace(case, rows=600)) is None
+    assert "its gradient of the weights of rows is off" in str(pointwise.KIND.examine(backend, case))
+    assert pointwise.KIND.examine(backend, replace(case, rows=600)) is None
 
 
 def test_swiglu_and_rotation() -> None:
     backend = Backend[PointwiseCase]("own", {"pointwise": LargePointwise()})
     case = PointwiseCase(700, 8, 2, 8, torch.float32, CPU)
-    assert "its rotary embedding is off" in str(pointwise.examine(backend, case))
-    assert pointwise.examine(backend, replace(case, rows=600)) is None
-    assert pointwise.examine(pointwise.FORMULA, case) is None
+    assert "its rotary embedding is off" in str(pointwise.KIND.examine(backend, case))
+    assert pointwise.KIND.examine(backend, replace(case, rows=600)) is None
+    assert pointwise.KIND.examine(pointwise.FORMULA, case) is None
 
 
 @pytest.mark.parametrize("kind", matmuls.KINDS)

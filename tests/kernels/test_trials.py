@@ -11,10 +11,11 @@ from fourfold.config import RunFailure, UserError
 from fourfold.kernels import loss, norm, pointwise
 from fourfold.kernels.attention import kind as attention
 from fourfold.kernels.attention.kind import TILED, AttentionCase
-from fourfold.kernels.choose import Alone, TimedContest, choose
+from fourfold.kernels.choose import Alone, choose
 from fourfold.kernels.loss import LossCase
 from fourfold.kernels.norm import NormCase
 from fourfold.kernels.pointwise import PointwiseCase
+from fourfold.kernels.timed import TimedContest
 from fourfold.kernels.trials import FILE, Trials, device_answers
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
@@ -40,12 +41,16 @@ class Device:
 
 def contests() -> dict[str, TimedContest[Any]]:
     return {
-        "attention": attention.contest(
+        "attention": attention.KIND.contest(
             AttentionCase(1, 8, 2, 1, 8, 8, torch.float32, CPU), {"one": TILED, "two": TILED}
         ),
-        "norms": norm.contest(NormCase(8, 8, torch.float32, CPU, 1e-5), dict.fromkeys(("one", "two"), norm.FORMULA)),
-        "loss": loss.contest(LossCase(20, 70, torch.float32, CPU), MODEL, dict.fromkeys(("one", "two"), loss.FORMULA)),
-        "pointwise": pointwise.contest(
+        "norms": norm.KIND.contest(
+            NormCase(8, 8, torch.float32, CPU, 1e-5), dict.fromkeys(("one", "two"), norm.FORMULA)
+        ),
+        "loss": loss.KIND.contest(
+            LossCase(20, 70, torch.float32, CPU, MODEL), dict.fromkeys(("one", "two"), loss.FORMULA)
+        ),
+        "pointwise": pointwise.KIND.contest(
             PointwiseCase(8, 8, 2, 8, torch.float32, CPU), dict.fromkeys(("one", "two"), pointwise.FORMULA)
         ),
     }
@@ -111,7 +116,7 @@ def test_one_that_only_fails_is_passed_over_at_once(tmp_path: Path) -> None:
 
     one = with_members(TILED, "one", attend=fails)
     case = AttentionCase(1, 8, 2, 1, 8, 8, torch.float32, CPU)
-    contest = attention.contest(case, {"one": one, "two": replace(TILED, name="two")})
+    contest = attention.KIND.contest(case, {"one": one, "two": replace(TILED, name="two")})
     assert start(contest, tmp_path, Device()).backend.name == "two"
     assert not (tmp_path / FILE).exists()
 

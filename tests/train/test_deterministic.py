@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fourfold.config import UserError
 from fourfold.config.schema import RunSection
-from fourfold.kernels.attention.kind import TILED, AttentionCase, contest
+from fourfold.kernels.attention.kind import KIND, TILED, AttentionCase
 from fourfold.kernels.choose import Alone, choose
 from fourfold.kernels.trials import Trials
 from fourfold.train.deterministic import NCCL, WORKSPACE, be_deterministic
@@ -84,21 +84,21 @@ class Atomics:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_back_end_with_atomics_is_not_taken(tmp_path: Path, deterministic: bool) -> None:
     fast = with_members(TILED, "fast", attend_backward=Atomics().backward)
-    fought = contest(CASE, {"fast": fast, "slow": replace(TILED, name="slow")})
+    contest = KIND.contest(CASE, {"fast": fast, "slow": replace(TILED, name="slow")})
     seconds = iter((1.0, 9.0) if not deterministic else (9.0,))
     trials = Trials(tmp_path, deterministic=deterministic)
-    chosen = choose(fought, Alone(CPU), "auto", "", tmp_path / "c.json", lambda call: next(seconds), True, trials)
+    chosen = choose(contest, Alone(CPU), "auto", "", tmp_path / "c.json", lambda call: next(seconds), True, trials)
     assert chosen.backend.name == ("slow" if deterministic else "fast")
 
 
 def test_one_that_is_named_is_refused(tmp_path: Path) -> None:
     fast = with_members(TILED, "fast", attend_backward=Atomics().backward)
-    fought = contest(CASE, {"fast": fast})
+    contest = KIND.contest(CASE, {"fast": fast})
     trials = Trials(tmp_path, deterministic=True)
     with pytest.raises(
         UserError, match=r'attention_backend = "fast": its results have other bits .* run.deterministic = true'
     ):
-        choose(fought, Alone(CPU), "fast", "", tmp_path / "c.json", lambda call: 1.0, True, trials)
+        choose(contest, Alone(CPU), "fast", "", tmp_path / "c.json", lambda call: 1.0, True, trials)
 
 
 def test_no_kernel_of_ours_uses_atomics() -> None:

@@ -11,8 +11,9 @@ from fourfold.config import FinalFailure, parse_run
 from fourfold.config.errors import is_out_of_memory
 from fourfold.huggingface import resolve_model
 from fourfold.kernels.backend import Backend
-from fourfold.kernels.choose import Alone, TimedContest, choose
+from fourfold.kernels.choose import Alone, choose
 from fourfold.kernels.norm import KIND, NormCase
+from fourfold.kernels.timed import TimedContest
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups

@@ -4,20 +4,19 @@ Back ends are compared on the run's own shapes, every rank with all others at on
 that all ranks take the same.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import torch
 
 from fourfold.checkpoint import DamagedCheckpoint, read_manifest
 from fourfold.checkpoint.manifest import Manifest
 from fourfold.config import FinalFailure, RunConfig, UserError
-from fourfold.config.errors import error_text, is_out_of_memory
+from fourfold.config.errors import is_out_of_memory
 from fourfold.kernels import remembered
 from fourfold.kernels.backend import Backend, Case
 from fourfold.kernels.trials import Trials
@@ -27,7 +26,6 @@ from fourfold.program.spec import StepSpec
 _LETTERS = 120
 """The most that a message has of one problem: torch's may fill a screen."""
 
-REPEATS = 3
 Clock = Callable[[Callable[[], object]], float]
 """Seconds of one call."""
 Examine = Callable[[Backend[Case]], str | None]
@@ -92,20 +90,26 @@ class Chosen(NamedTuple, Generic[Case]):
 
 
 @dataclass(frozen=True)
-class KernelKind(Generic[Case]):
+class KernelKind(ABC, Generic[Case]):
     """A part of a step that several back ends may compute.
 
     `work`: that part in words; `name`: its key in a checkpoint, and the event that tells its choice; `option`: the run file's key;
-    `file`: of times measured before; `backends`: by name in the run file, in the order that decides between equals; `default`: the
-    one where nothing is compared; `choose`: the choice of a run."""
+    `file`: of times measured before; `backends`: by name in the run file, in the order that decides between equals; the first of
+    them computes where nothing is compared."""
 
     work: str
     name: str
     option: str
     file: str
     backends: Mapping[str, Backend[Case]]
-    default: Backend[Case]
-    choose: Callable[[RunStart], Chosen[Case]]
+
+    @property
+    def default(self) -> Backend[Case]:
+        return next(iter(self.backends.values()))
+
+    @abstractmethod
+    def choose(self, start: RunStart) -> Chosen[Case]:
+        """The choice of a run, the same on every rank, each of which calls this when it starts."""
 
     @property
     def cache(self) -> Path:
@@ -154,51 +158,6 @@ class Contest(ABC, Generic[Case]):
     @abstractmethod
     def ranked(self, seconds: Mapping[str, float]) -> Iterator[tuple[Backend[Case], str]]:
         """The back ends to take by these times, the best first, each with the reason."""
-
-
-@dataclass(frozen=True)
-class TimedContest(Contest[Case]):
-    """A contest in which a back end's time decides. `case`: this run's shapes; `timed`: the call whose time counts."""
-
-    case: Any
-    timed: Callable[[Backend[Case]], Callable[[], object]]
-
-    @property
-    def key(self) -> str:
-        return remembered.key_of(self.case)
-
-    def results(self, backend: Backend[Case]) -> object:
-        return self.timed(backend)()
-
-    def measure(self, examine: Examine[Case], clock: Clock) -> dict[str, Trial]:
-        return {backend.name: self._trial(backend, examine, clock) for backend in self.backends.values()}
-
-    def _trial(self, backend: Backend[Case], examine: Examine[Case], clock: Clock) -> Trial:
-        problem = examine(backend)
-        if problem is None:
-            try:
-                return Trial(clock(self.timed(backend)))
-            except UserError:  # of whoever measures, not of the back end
-                raise
-            except Exception as error:  # such as too little memory
-                problem = error_text(error)
-        return Trial(float("inf"), problem)
-
-    def ranked(self, seconds: Mapping[str, float]) -> Iterator[tuple[Backend[Case], str]]:
-        finite = {name: each for name, each in seconds.items() if each < float("inf")}
-        times = ", ".join(f"{name} {1000 * each:.2f}" for name, each in finite.items())
-        for name in sorted(finite, key=finite.__getitem__):
-            yield self.backends[name], f"the fastest, in ms of forward and backward: {times}"
-
-
-def choose_for_run(contest: Contest[Case], start: RunStart) -> Chosen[Case]:
-    """The choice at the start of a training, which compares back ends on CUDA."""
-    kind, ranks = contest.kind, start.ranks
-    measures, recorded = ranks.device.type == "cuda", ""
-    if measures:
-        recorded = ranks.tell(recorded_choice(start.newest, kind.name) if ranks.rank == 0 else "", 0)
-    named, clock = getattr(start.config.run, kind.option), device_clock(ranks.device)
-    return choose(contest, ranks, named, recorded, kind.cache, clock, measures, start.trials)
 
 
 def choose(
@@ -272,22 +231,6 @@ def recorded_choice(newest: Path | None, key: str) -> str:
     return found if isinstance(found, str) else ""
 
 
-def device_clock(device: torch.device) -> Clock:
-    """The shortest of a few calls, after one that compiles what there is to compile."""
-
-    def seconds(call: Callable[[], object]) -> float:
-        times = []
-        for _ in range(1 + REPEATS):
-            _synchronize(device)
-            begun = time.perf_counter()
-            call()
-            _synchronize(device)
-            times.append(time.perf_counter() - begun)
-        return min(times[1:])
-
-    return seconds
-
-
 def _first_without_memory(problems: Iterable[str | None]) -> str | None:
     return next((text for text in problems if text is not None and is_out_of_memory(RuntimeError(text))), None)
 
@@ -297,8 +240,3 @@ def _require_memory(work: str, *problems: str | None) -> None:
     found = _first_without_memory(problems)
     if found is not None:
         raise MemoryError(f"a trial of this run's {work}: {found}")
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -4,18 +4,16 @@ gradient in their place. A processor gains nothing by those, and compares nothin
 Results are the loss, and the gradient of the logits, of a part of a chunk and of a chunk of the run's own size.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.kernels import check
 from fourfold.kernels.backend import Backend, LazyModule, triton_refuses
 from fourfold.kernels.check import BOUNDS, worst_row
-from fourfold.kernels.choose import KernelKind, TimedContest, choose_for_run
+from fourfold.kernels.timed import TimedKind
 from fourfold.model.environment import Environment
 from fourfold.model.head import summed_loss_and_gradient
 from fourfold.model.shape import chunk_tokens
@@ -34,6 +32,7 @@ class LossCase:
     columns: int
     dtype: torch.dtype
     device: torch.device
+    model: ModelConfig
 
 
 FORMULA: Backend[LossCase] = Backend("formula")
@@ -50,43 +49,22 @@ def case_of(spec: StepSpec, device: torch.device) -> LossCase:
     tokens = layout.microbatch_sequences * layout.sequence_length // layout.cp
     columns = -(-spec.model.vocab_size // layout.tp)
     rows = min(tokens, chunk_tokens(columns, device.type != "cpu"))
-    return LossCase(rows, columns, torch_dtype(spec.compute), device)
+    return LossCase(rows, columns, torch_dtype(spec.compute), device, spec.model)
 
 
-def contest(
-    case: LossCase, model: ModelConfig, backends: Mapping[str, Backend[LossCase]] = BACKENDS
-) -> TimedContest[LossCase]:
-    return TimedContest(
-        KIND, backends, partial(examine, case=case, model=model), case, partial(timed, case=case, model=model)
-    )
+def _small(case: LossCase) -> LossCase:
+    return replace(case, rows=min(case.rows, CHECKED_ROWS), columns=min(case.columns, CHECKED_COLUMNS))
 
 
-KIND = KernelKind(
-    work="cross-entropy",
-    name="loss",
-    option="loss_backend",
-    file="losses.json",
-    backends=BACKENDS,
-    default=FORMULA,
-    choose=lambda start: choose_for_run(contest(case_of(start.spec, start.ranks.device), start.spec.model), start),
-)
-
-
-def examine(backend: Backend[LossCase], case: LossCase, model: ModelConfig) -> str | None:
-    """Why a back end may not compute a case; None: it may. Runs it on fewer rows and columns, then on all."""
-    small = replace(case, rows=min(case.rows, CHECKED_ROWS), columns=min(case.columns, CHECKED_COLUMNS))
-    return check.examine(backend, small, case, partial(_faults, model=model))
-
-
-def timed(backend: Backend[LossCase], case: LossCase, model: ModelConfig) -> Callable[[], object]:
+def timed(backend: Backend[LossCase], case: LossCase) -> Callable[[], object]:
     """Loss and gradient of the case."""
-    env, (logits, target, count) = _environment(backend, case, model), _inputs(case)
+    env, (logits, target, count) = _environment(backend, case), _inputs(case)
     return lambda: summed_loss_and_gradient(env, [logits.clone()], target, count)
 
 
-def _faults(backend: Backend[LossCase], case: LossCase, model: ModelConfig) -> Iterator[str]:
+def _faults(backend: Backend[LossCase], case: LossCase) -> Iterator[str]:
     logits, target, count = _inputs(case)
-    loss, gradient = summed_loss_and_gradient(_environment(backend, case, model), [logits.clone()], target, count)
+    loss, gradient = summed_loss_and_gradient(_environment(backend, case), [logits.clone()], target, count)
     errors: list[float] = []
     bound, right_loss = BOUNDS[case.dtype], torch.zeros((), dtype=torch.float64, device=case.device)
     for first in range(0, case.rows, CHECKED_ROWS):  # fp64 of a whole chunk takes a GB
@@ -104,8 +82,8 @@ def _faults(backend: Backend[LossCase], case: LossCase, model: ModelConfig) -> I
             yield f"its gradient is off by {error:.1e}, where {bound:.0e} is allowed"
 
 
-def _environment(backend: Backend[LossCase], case: LossCase, model: ModelConfig) -> Environment:
-    return Environment(backend.operations, replace(model, vocab_size=case.columns))
+def _environment(backend: Backend[LossCase], case: LossCase) -> Environment:
+    return Environment(backend.operations, replace(case.model, vocab_size=case.columns))
 
 
 def _inputs(case: LossCase) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,3 +94,16 @@ def _inputs(case: LossCase) -> tuple[Tensor, Tensor, Tensor]:
     target = torch.randint(case.columns, (case.rows,), generator=generator, device=case.device)
     target[1::5] = IGNORED
     return logits, target, (target >= 0).sum()
+
+
+KIND = TimedKind(
+    work="cross-entropy",
+    name="loss",
+    option="loss_backend",
+    file="losses.json",
+    backends=BACKENDS,
+    case_of=case_of,
+    small=_small,
+    faults=_faults,
+    timed=timed,
+)

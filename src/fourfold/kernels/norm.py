@@ -5,19 +5,16 @@ Results are output and the gradient of x on rows of the run's width; and the wei
 sums of fp32 are, whatever the format of its rows: it is added to others that are not rounded.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fourfold.config import UserError
-from fourfold.kernels import check
 from fourfold.kernels.backend import Backend, LazyModule, triton_refuses
 from fourfold.kernels.check import BOUNDS, row_blocks, row_faults
-from fourfold.kernels.choose import Chosen, KernelKind, RunStart, TimedContest, choose_for_run
+from fourfold.kernels.timed import TimedKind
 from fourfold.model import norm, torch_operations
 from fourfold.model.operations import NormKernels
 from fourfold.model.tiled_attention import accumulation_dtype
@@ -129,29 +126,8 @@ def case_of(spec: StepSpec, device: torch.device) -> NormCase:
     return NormCase(rows, model.hidden_size, torch_dtype(spec.compute), device, model.norm_eps)
 
 
-def contest(case: NormCase, backends: Mapping[str, Backend[NormCase]] = BACKENDS) -> TimedContest[NormCase]:
-    return TimedContest(KIND, backends, partial(examine, case=case), case, partial(timed, case=case))
-
-
-def choose(start: RunStart) -> Chosen[NormCase]:
-    """LayerNorms have no choice."""
-    named = start.config.run.norm_backend
-    if start.spec.model.norm == "rms":
-        return choose_for_run(contest(case_of(start.spec, start.ranks.device)), start)
-    if named not in ("auto", FORMULA.name):
-        raise UserError(
-            f'run.norm_backend = "{named}": the model has LayerNorms; allowed: "auto", "{FORMULA.name}"; '
-            f'a value that works: "auto"'
-        )
-    return Chosen(FORMULA)
-
-
-KIND = KernelKind("norms", "norms", "norm_backend", "norms.json", BACKENDS, FORMULA, choose)
-
-
-def examine(backend: Backend[NormCase], case: NormCase) -> str | None:
-    """Why a back end may not compute a case; None: it may. Runs it on fewer rows, then on all."""
-    return check.examine(backend, replace(case, rows=min(case.rows, CHECKED_ROWS)), case, _faults)
+def _small(case: NormCase) -> NormCase:
+    return replace(case, rows=min(case.rows, CHECKED_ROWS))
 
 
 def timed(backend: Backend[NormCase], case: NormCase) -> Callable[[], object]:
@@ -212,3 +188,17 @@ def _inputs(case: NormCase) -> list[Tensor]:
 
     grad, x, residual = (draw(case.rows, case.width) for _ in range(3))
     return [grad, x, 1 + draw(case.width) / 8, residual]
+
+
+KIND = TimedKind(
+    work="norms",
+    name="norms",
+    option="norm_backend",
+    file="norms.json",
+    backends=BACKENDS,
+    case_of=case_of,
+    small=_small,
+    faults=_faults,
+    timed=timed,
+    refuses=lambda model: None if model.norm == "rms" else "the model has LayerNorms",
+)

@@ -4,17 +4,15 @@ kernels that read and write every number once. A processor gains nothing by thos
 Results are SwiGLU, that of the experts times a weight of each row, their gradients, and rotations.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from fourfold.kernels import check
 from fourfold.kernels.backend import Backend, LazyModule, triton_refuses
 from fourfold.kernels.check import BOUNDS, row_blocks, row_faults
-from fourfold.kernels.choose import KernelKind, TimedContest, choose_for_run
+from fourfold.kernels.timed import TimedKind
 from fourfold.model.experts.swiglu import weighted
 from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
 from fourfold.model.operations import Operations
@@ -55,26 +53,8 @@ def case_of(spec: StepSpec, device: torch.device) -> PointwiseCase:
     )
 
 
-def contest(
-    case: PointwiseCase, backends: Mapping[str, Backend[PointwiseCase]] = BACKENDS
-) -> TimedContest[PointwiseCase]:
-    return TimedContest(KIND, backends, partial(examine, case=case), case, partial(timed, case=case))
-
-
-KIND = KernelKind(
-    work="SwiGLU and rotary embedding",
-    name="pointwise",
-    option="pointwise_backend",
-    file="pointwise.json",
-    backends=BACKENDS,
-    default=FORMULA,
-    choose=lambda start: choose_for_run(contest(case_of(start.spec, start.ranks.device)), start),
-)
-
-
-def examine(backend: Backend[PointwiseCase], case: PointwiseCase) -> str | None:
-    """Why a back end may not compute a case; None: it may. Runs it on fewer rows, then on all."""
-    return check.examine(backend, replace(case, rows=min(case.rows, CHECKED_ROWS)), case, _faults)
+def _small(case: PointwiseCase) -> PointwiseCase:
+    return replace(case, rows=min(case.rows, CHECKED_ROWS))
 
 
 def timed(backend: Backend[PointwiseCase], case: PointwiseCase) -> Callable[[], object]:
@@ -161,3 +141,16 @@ def _inputs(case: PointwiseCase) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     grad, gate_up = draw(case.rows, case.ffn), draw(case.rows, 2 * case.ffn)
     x, angle = draw(1, case.rows, case.heads, case.width), draw(case.rows, 1, case.width // 2).float()
     return grad, gate_up, x, angle.cos().to(case.dtype), angle.sin().to(case.dtype)
+
+
+KIND = TimedKind(
+    work="SwiGLU and rotary embedding",
+    name="pointwise",
+    option="pointwise_backend",
+    file="pointwise.json",
+    backends=BACKENDS,
+    case_of=case_of,
+    small=_small,
+    faults=_faults,
+    timed=timed,
+)

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -45,9 +44,9 @@ def folder() -> Path:
 
 
 def key_of(case: DeviceCase) -> str:
-    """All that the times depend on: the device's name, the case, versions."""
+    """All that the times depend on: the device's name, the case but for its model, versions."""
     device = torch.cuda.get_device_name(case.device) if case.device.type == "cuda" else case.device.type
-    sizes = [f"{name} {value}" for name, value in asdict(case).items() if name != "device"]
+    sizes = [f"{name} {getattr(case, name)}" for name in case.__dataclass_fields__ if name not in ("device", "model")]
     return ", ".join([device, *sizes, f"torch {torch.__version__}", *map(_version, PACKAGES)])
 
 

@@ -19,11 +19,10 @@ import torch
 import torch.nn.attention
 from torch import Tensor
 
-from fourfold.kernels import check
 from fourfold.kernels.attention import libraries, package
 from fourfold.kernels.backend import Backend, LazyModule, is_installed, triton_refuses
 from fourfold.kernels.check import BOUNDS, row_faults
-from fourfold.kernels.choose import KernelKind, TimedContest, choose_for_run
+from fourfold.kernels.timed import TimedKind
 from fourfold.model import torch_attention
 from fourfold.model.tiled_attention import Attended, Gradients
 from fourfold.model.torch_attention import TILED as TILED_KERNELS
@@ -174,28 +173,6 @@ def case_of(spec: StepSpec, device: torch.device) -> AttentionCase:
     )
 
 
-def contest(
-    case: AttentionCase, backends: Mapping[str, Backend[AttentionCase]] = BACKENDS
-) -> TimedContest[AttentionCase]:
-    return TimedContest(KIND, backends, partial(examine, case=case), case, partial(timed, case=case))
-
-
-KIND = KernelKind(
-    work="attention",
-    name="attention",
-    option="attention_backend",
-    file="attention.json",
-    backends=BACKENDS,
-    default=FLASH,
-    choose=lambda start: choose_for_run(contest(case_of(start.spec, start.ranks.device)), start),
-)
-
-
-def examine(backend: Backend[AttentionCase], case: AttentionCase) -> str | None:
-    """Why a back end may not compute a case; None: it may."""
-    return check.examine(backend, _small(case), case, _faults)
-
-
 def timed(backend: Backend[AttentionCase], case: AttentionCase) -> Callable[[], object]:
     """One forward and backward on the case's own shapes."""
     scale = case.width**SCALE_OF_WIDTH
@@ -287,3 +264,16 @@ def _inputs(case: AttentionCase, queries: int) -> list[Tensor]:
         (case.queries, case.kv_heads, case.value_width),
     ]
     return [torch.randn(case.batch, *size, generator=generator, dtype=case.dtype, device=case.device) for size in sizes]
+
+
+KIND = TimedKind(
+    work="attention",
+    name="attention",
+    option="attention_backend",
+    file="attention.json",
+    backends=BACKENDS,
+    case_of=case_of,
+    small=_small,
+    faults=_faults,
+    timed=timed,
+)

@@ -24,9 +24,9 @@ from fourfold.kernels.choose import (
     RunStart,
     Trial,
     agreed_problem,
+    choose,
     recorded_choice,
 )
-from fourfold.kernels.choose import choose as choose_among
 from fourfold.kernels.matmul.libraries import (
     KINDS,
     LibrarySeconds,
@@ -111,27 +111,29 @@ def _names(kinds: Iterable[str]) -> list[tuple[str, str, str]]:
     return [(f"{kind}, {library}", kind, library) for kind in kinds for library in LibrarySeconds._fields]
 
 
-def choose(start: RunStart) -> Chosen[MatmulCounts]:
-    """The choice at the start of a training."""
-    config, ranks = start.config, start.ranks
-    applies = ranks.device.type == "cpu" and config.precision.compute == "fp32"
-    named = config.run.matmul_backend
-    if not applies and named == "onednn":
-        raise UserError(
-            f'run.matmul_backend = "onednn", but this run computes in {config.precision.compute} on {ranks.device.type}; '
-            f'allowed: fp32 on a processor; a value that works: "auto"'
-        )
-    if not applies or named == "torch":
-        return Chosen(TORCH)
-    recorded = ""
-    if start.newest is not None or start.copy is not None:
-        recorded = ranks.tell(_recorded(start.newest, start.copy) if ranks.rank == 0 else "", 0)
-    matmuls = step_matmuls(start.program)
-    is_long = total_flops(matmuls) * num_steps(config) >= WORTHWHILE_FLOPS
-    return choose_matmuls(matmuls, ranks, named, recorded, KIND.cache, processor_clock, is_long)
+class MatmulKind(KernelKind[MatmulCounts]):
+    """The one kind that is compared on a processor, where a run is long enough to gain by it."""
+
+    def choose(self, start: RunStart) -> Chosen[MatmulCounts]:
+        config, ranks = start.config, start.ranks
+        applies = ranks.device.type == "cpu" and config.precision.compute == "fp32"
+        named = config.run.matmul_backend
+        if not applies and named == "onednn":
+            raise UserError(
+                f'run.matmul_backend = "onednn", but this run computes in {config.precision.compute} on {ranks.device.type}; '
+                f'allowed: fp32 on a processor; a value that works: "auto"'
+            )
+        if not applies or named == "torch":
+            return Chosen(TORCH)
+        recorded = ""
+        if start.newest is not None or start.copy is not None:
+            recorded = ranks.tell(_recorded(start.newest, start.copy) if ranks.rank == 0 else "", 0)
+        matmuls = step_matmuls(start.program)
+        is_long = total_flops(matmuls) * num_steps(config) >= WORTHWHILE_FLOPS
+        return choose_matmuls(matmuls, ranks, named, recorded, self.cache, processor_clock, is_long)
 
 
-KIND = KernelKind("matmuls", "matmuls", "matmul_backend", "matmuls.json", BACKENDS, TORCH, choose)
+KIND = MatmulKind("matmuls", "matmuls", "matmul_backend", "matmuls.json", BACKENDS)
 
 
 def choose_matmuls(
@@ -148,7 +150,7 @@ def choose_matmuls(
         contest = MatmulContest(KIND, {**BACKENDS, **MIXTURES}, lambda backend: None, matmuls)
         kinds = tuple(kind for kind in KINDS if kind in recorded.split(", "))
         before = mixture(kinds).name if recorded else ""
-        return choose_among(contest, ranks, named, before, cache, clock, measures)
+        return choose(contest, ranks, named, before, cache, clock, measures)
     if named == "onednn":
         raise UserError(f'run.matmul_backend = "onednn": {problem}; a value that works: "auto"')
     if recorded not in ("", NONE):
