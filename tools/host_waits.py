@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "fourfold"
 INSIDE = ("model/**/*.py", "kernels/**/*.py", "runtime/*.py", "train/feed.py")
 """Code that runs in a step."""
 OUTSIDE = (
-    "kernels/choose.py",
+    "kernels/timed.py",
     "kernels/trials.py",
     "model/recorder/",
     "model/own/trace.py",
