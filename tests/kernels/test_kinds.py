@@ -10,6 +10,7 @@ from fourfold.kernels.choose import Chosen, KernelKind
 from fourfold.kernels.kinds import KINDS, Choices
 from fourfold.model import torch_operations
 from fourfold.model.torch_attention import default_backend
+from fourfold.report.run_state import describe_event
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -49,14 +50,14 @@ def test_kinds_replace_other_operations() -> None:
 
 
 def test_choices_are_recorded_and_told_by_the_names_of_their_kinds() -> None:
-    names = ["attention", "norms", "loss", "pointwise", "matmuls"]
-    assert [kind.name for kind in KINDS] == names, "keys of checkpoints that exist"
-    chosen = {kind.name: Chosen(list(kind.backends.values())[-1], "it is Tuesday") for kind in KINDS}
-    choices = Choices({**chosen, "norms": Chosen(KINDS[1].default)})
-    assert list(choices.recorded) == names
+    kinds = {kind.name: kind for kind in KINDS}
+    assert kinds.keys() >= {"attention", "norms", "loss", "pointwise", "matmuls"}, "keys of checkpoints that exist"
+    chosen = {name: Chosen(list(kind.backends.values())[-1], "it is Tuesday") for name, kind in kinds.items()}
+    choices = Choices({**chosen, "norms": Chosen(kinds["norms"].default)})
+    assert list(choices.recorded) == list(kinds)
     assert choices.recorded["matmuls"] == "forward, input gradient, weight gradient"
     events = dict(choices.events())
-    assert list(events) == [name for name in names if name != "norms"]
+    assert list(events) == [name for name in kinds if name != "norms"]
     assert events["matmuls"]["backend"] == "oneDNN (forward, input gradient, weight gradient)"
     assert events["loss"] == {"backend": "triton", "message": "it is Tuesday"}
     operations = choices.operations
@@ -64,3 +65,8 @@ def test_choices_are_recorded_and_told_by_the_names_of_their_kinds() -> None:
     assert operations.losses is not None
     assert operations.linear.__module__ == "fourfold.model.torch_onednn"
     assert operations.int64 is torch.int64
+
+
+def test_an_event_of_each_kind_says_what_by_which_and_why() -> None:
+    told = {kind.name: describe_event({"event": kind.name, "backend": "one", "message": "it is"}) for kind in KINDS}
+    assert told == {kind.name: f"{kind.work} by one: it is" for kind in KINDS}

@@ -151,6 +151,10 @@ def _number(value: Any, default: float | None = None) -> Any:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
 
+CHOICES = {"loss": "cross-entropy", "pointwise": "SwiGLU and rotary embedding"}
+"""What a back end was chosen for, where the event's kind does not say it (`kernels.kinds`)."""
+
+
 def describe_event(event: Mapping[str, Any]) -> str:
     """Plain text, in one line unless a message has several."""
     return plain(_described(event))
@@ -163,14 +167,11 @@ def _described(event: Mapping[str, Any]) -> str:
     loss = _number(event.get("validation_loss"))
     if kind == "phase":
         return str(event.get("name") or event.get("what") or kind)
+    if "backend" in event:
+        return f"{CHOICES.get(kind, kind)} by {event['backend']}: {event.get('message', '')}"
     texts = {
         "launch": "starting the ranks",
         "machine": f"MFU counts from {format_flops(_number(event.get('peak_flops'), 0.0))}/s a rank, its best matmul{at}",
-        "attention": f"attention by {event.get('backend')}: {event.get('message', '')}",
-        "norms": f"norms by {event.get('backend')}: {event.get('message', '')}",
-        "loss": f"cross-entropy by {event.get('backend')}: {event.get('message', '')}",
-        "pointwise": f"SwiGLU and rotary embedding by {event.get('backend')}: {event.get('message', '')}",
-        "matmuls": f"matmuls by {event.get('backend')}: {event.get('message', '')}",
         "preflight": f"links: {event.get('message', '')}",
         "start": "training starts",
         "resume": f"resumed from step {step} in memory" if event.get("source") == "memory" else f"resumed{at}",
