@@ -31,9 +31,14 @@ Times = list[tuple[float, float]]
 
 
 def _choose(
-    folder: Path, times: list[Times], named: str = "auto", recorded: str = "", measures: tuple[bool, ...] = (True,)
+    folder: Path,
+    times: list[Times],
+    named: str = "auto",
+    recorded: str = "",
+    measures: tuple[bool, ...] = (True,),
+    without: tuple[tuple[str, ...], ...] = ((),),
 ) -> list[Chosen[MatmulCounts]]:
-    """Every rank's choice. `measures`: of each rank, the last for those after it."""
+    """Every rank's choice. `measures`: of each rank; `without`: kinds of which it has no matmuls; the last for those after it."""
 
     def run(context: ThreadRank) -> Chosen[MatmulCounts]:
         rank = context.rank
@@ -43,8 +48,9 @@ def _choose(
             call()
             return next(order)
 
-        own = measures[min(rank, len(measures) - 1)]
-        return choose_matmuls(COUNTS, context, named, recorded, folder / f"{rank}.json", clock, own)
+        own, missing = (each[min(rank, len(each) - 1)] for each in (measures, without))
+        counts = {kind: Counter[Gemm]() if kind in missing else gemms for kind, gemms in COUNTS.items()}
+        return choose_matmuls(counts, context, named, recorded, folder / f"{rank}.json", clock, own)
 
     return on_thread_ranks(len(times), run)
 
@@ -60,6 +66,14 @@ def test_a_second_start_measures_nothing(tmp_path: Path) -> None:
     first = _choose(tmp_path, [[(3.0, 1.0)] * 3])
     assert _choose(tmp_path, [[(1.0, 9.0)] * 3]) == first
     assert first[0].backend.name == mixture(KINDS).name
+
+
+def test_a_rank_without_a_kind_of_matmuls_has_no_say_in_it(tmp_path: Path) -> None:
+    """Neither when it measures nor when it remembers."""
+    without = ((), (FORWARD, WEIGHT_GRADIENT))
+    first = _choose(tmp_path, [[(3.0, 1.0), (3.0, 1.0), (1.0, 3.0)], [(2.0, 4.0)]], without=without)
+    assert {each.backend.name for each in first} == {FORWARD}
+    assert _choose(tmp_path, [[], []], without=without) == first
 
 
 def test_a_short_run_measures_nothing(tmp_path: Path) -> None:
