@@ -9,10 +9,9 @@ import pytest
 
 from fourfold.config import load_run
 from fourfold.launch.resolve import resolve_run
-from fourfold.program import Op, from_text
+from fourfold.program import from_text
 from fourfold.program.liveness import ledger, memory_peak
 from fourfold.program.schedule import Compute, Orders, catalogue, find_schedule
-from fourfold.report.legend import MEANINGS
 
 LAYOUT = ("layout.zero=3", "--ranks", "4")
 
@@ -129,10 +128,6 @@ def test_a_program_is_shown_with_the_legend_of_its_letters(fourfold, form) -> No
         assert entry in legend
     assert "I = input gradient" not in legend  # no instruction of this program
     assert "r1 = rank 1" not in legend
-
-
-def test_every_operation_has_a_meaning() -> None:
-    assert set(MEANINGS) == set(Op)
 
 
 BROKEN: dict[str, tuple[Callable[[list[list[Compute]]], object], int, str]] = {

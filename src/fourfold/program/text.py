@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from fourfold.config import UserError
 from fourfold.model.work import Collective, SavedParts, Work, sends
-from fourfold.program.instruction import Instruction, Op
+from fourfold.program.instruction import Instruction
+from fourfold.program.ops import BY_LETTER, Op
 from fourfold.program.program import Program
 from fourfold.program.work_text import collective_text, is_plain, parse_collective, parse_work, work_text
 
 HEADER = "fourfold program 1"
 _FIELDS = ("reads", "writes", "frees")
-_OPS = {op.value: op for op in Op}
 _HEADS = {"kind": 2, "pp_rank": 2, "buffer": 3, "resident": 2, "saves": 4}
 """Words on the lines that are no instructions."""
 
@@ -139,7 +139,7 @@ def _parse_line(line: str, works: Mapping[str, Work]) -> Instruction:
 
 def _parse_head(head: str) -> dict[str, object]:
     first, *words = head.split()
-    op = _OPS[first]
+    op = BY_LETTER[first]
     if op is Op.WAIT:
         if not words:
             raise ValueError("it waits for nothing")

@@ -1,0 +1,115 @@
+"""The table of operations: every operation has one row, programs keep to it, and no second table stands beside it."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.program import Instruction, Op, lower_pipeline, ops
+from fourfold.program.ops import BY_LETTER, FROM_HOST, GROUP, OTHER_END, SHARDS, STARTS, TO_HOST, TRANSFERS
+from tests.program.test_mutations import CASES
+from tests.support.programs import QWEN3_MOE, evaluation_pipeline, make_spec
+
+SOURCE = Path(ops.__file__)
+
+
+def _with_row(row: str) -> None:
+    """Makes the table again, with one more operation."""
+    text = SOURCE.read_text(encoding="utf-8")
+    assert text.count('    LOAD = OpInfo("L"') == 1
+    exec(
+        compile(text.replace("    LOAD = ", f"    {row}\n    LOAD = "), str(SOURCE), "exec"),
+        {"__name__": "fourfold_ops"},
+    )
+
+
+def test_an_operation_has_one_row() -> None:
+    _with_row('NEW = OpInfo("9", "nothing", "does nothing")')
+    with pytest.raises(AttributeError, match="letter"):
+        _with_row('NEW = "9"')
+    with pytest.raises(ValueError, match="duplicate values"):
+        _with_row('NEW = OpInfo("L", "nothing", "does nothing")')
+
+
+def test_words_of_no_two_operations_are_the_same() -> None:
+    for texts in ([op.info.meaning for op in Op], [op.info.does for op in Op], [op.words for op in Op]):
+        assert all(texts)
+        assert len(set(texts)) == len(Op)
+
+
+def test_letters_in_rows_name_operations_of_the_same_kind() -> None:
+    for op in Op:
+        whole = BY_LETTER[op.info.part_of] if op.info.part_of else None
+        assert whole is None or (whole.info.part_of is None and whole.info.computes)
+        assert not (whole and op.info.computes) or op.info.computes == whole.info.computes
+        assert op.info.rest is None or BY_LETTER[op.info.rest].info.computes == op.info.computes
+        assert op.info.colour is None or BY_LETTER[op.info.colour].info.colour == op.info.colour
+    assert OTHER_END.keys() == TRANSFERS
+    assert all(OTHER_END[OTHER_END[op]] is op for op in TRANSFERS)
+
+
+FORMS = {
+    "nothing": "",
+    "microbatch": " m",
+    "segment": " segment m",
+    "transfer": " segment m r",
+    "unit": " unit",
+    "unit of a microbatch": " unit m",
+    "segment or unit": " segment m| unit",
+}
+
+
+def _form(step: Instruction, units: set[str]) -> set[str]:
+    named = f"{' m' if step.microbatch is not None else ''}{' r' if step.peer is not None else ''}"
+    if step.segment is None:
+        return {named}
+    return {f" {kind}{named}" for kind in (["unit"] if step.segment in units else []) + ["segment"]}
+
+
+def _steps() -> dict[Op, list[tuple[Instruction, str, set[str]]]]:
+    """An instruction of each pattern, with the kind of its program and the units of its rank, by operation."""
+    more: dict[str, dict[str, Any]] = {
+        "checked, mixed": {"dp_shard": 2, "zero": 0, "checked": True, "precision": {"compute": "bf16"}},
+        "whole matrices": {"optimizer": "muon"},
+        "in parts": {"model": QWEN3_MOE, "dp_shard": 2, "ep": 2, "overlap_experts": True, "accumulation": 2},
+    }
+    found = defaultdict(list)
+    for case in (*CASES.values(), *more.values()):
+        spec = make_spec(**case)
+        for program in (*lower_pipeline(spec), *evaluation_pipeline(spec)):
+            units = {name.partition("/")[2] for name in program.buffers if name.startswith("params/")}
+            for pattern, microbatches in program.steps.microbatches.items():
+                found[pattern.op].append((pattern.of(microbatches[0]), program.kind, units))
+    return found
+
+
+def _kinds(names: tuple[str, ...]) -> set[str]:
+    return {name.partition("/")[0] for name in names}
+
+
+def test_programs_keep_to_the_table() -> None:
+    """Every kind of buffer that a row names occurs, and no other; so do streams, what an instruction names, and evaluations."""
+    found = _steps()
+    assert found.keys() == set(Op)
+    for op, steps in found.items():
+        info = op.info
+        for step, kind, units in steps:
+            where = f"{op.name}: {step.short}"
+            assert kind == "train" or info.evaluates, where
+            assert step.op is Op.WAIT or _kinds(step.frees) <= {*info.reads, *info.frees}, where
+            assert _form(step, units) & set(FORMS[info.names].split("|")) or op is Op.WAIT, where
+            groups = {c.axes for c in step.collectives}
+            if info.stream == SHARDS:
+                assert step.stream.split("+")[0].startswith(("dp", "cp", "ep", "edp")), where
+            else:
+                assert step.stream == info.stream or (info.stream == GROUP and step.stream in groups), where
+        assert {kind for step, _, _ in steps for kind in _kinds(step.reads)} == set(info.reads), op
+        assert {kind for step, _, _ in steps for kind in _kinds(step.writes)} == set(info.writes), op
+        assert info.evaluates == any(kind == "evaluate" for _, kind, _ in steps), op
+    assert {op for op in Op if op.info.stream in (TO_HOST, FROM_HOST)} == {Op.OFFLOAD, Op.FETCH}
+
+
+def test_what_is_started_is_joined() -> None:
+    joined = {BY_LETTER[(step.handle or "").split()[0]] for step, _, _ in _steps()[Op.WAIT]}
+    assert joined == STARTS
