@@ -5,31 +5,28 @@ Each contribution is followed from the backward that makes it through the buffer
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, FORWARD_OPS, HOST_COPIES, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import Instruction
+from fourfold.program.ops import ALL_TO_ALLS, BY_LETTER, COMPUTE_OPS, PARTS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
-_WITHOUT_GRADIENT = FORWARD_OPS | {Op.RECOMPUTE}
 _NEEDED = {
-    Op.EXPERTS_FORWARD: Op.DISPATCH_TOKENS,
-    Op.FINISH_FORWARD: Op.COMBINE_TOKENS,
-    Op.EXPERTS_BACKWARD: Op.DISPATCH_GRADIENT,
-    Op.FINISH_BACKWARD: Op.COMBINE_GRADIENT,
+    part: sent
+    for part in PARTS & COMPUTE_OPS
+    for sent in PARTS & ALL_TO_ALLS
+    if sent.info.part_of == part.info.part_of and sent.info.place == part.info.place - 1
 }
 """The all-to-all that brings the rows of a part of a pass."""
-_LEAVES_REST = {Op.BACKWARD_INPUT: Op.BACKWARD_WEIGHT, Op.EXPERTS_BACKWARD: Op.FINISH_BACKWARD}
-"""Passes that write their own part of a new gradient alone, and leave the rest, whose content means nothing, to another. All others
-that add to gradients clear what they add nothing to."""
-_SILENT = TRANSFERS | HOST_COPIES | {Op.LOAD, Op.GATHER, Op.FREE}
-"""Operations that no gradient takes part in, but for what they free."""
+_WITHOUT_GRADIENT = frozenset(op for op in COMPUTE_OPS if "grad" not in op.info.writes)
 
 
 @dataclass
@@ -66,37 +63,8 @@ class _Flow:
         self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
 
     def step(self, index: int, step: Pattern, m: int | None) -> None:
-        if step.op is Op.WAIT:
-            self.counted |= step.handle == Op.COUNT.value
-        elif step.op is Op.REDUCE:
-            self._reduce(index, step)
-        elif step.op is Op.CLIP_NORM:
-            if self.clipped:
-                self.fault(index, "the gradient norm is taken twice", "drop one")
-            self.clipped = True
-            for unit in self.view.flats:
-                self._check_complete(index, unit)
-        elif step.op is Op.MOMENTUM:
-            self._move(index, step.segment or "")
-        elif step.op is Op.UPDATE:
-            self._update(index, step)
-        elif step.op is Op.PARAMETER_ALL_GATHER:
-            unit = step.segment or ""
-            self.gathered_updates[unit] += 1
-            if not self.updated[unit]:
-                self.fault(index, f"{unit} is gathered before its update", "move it after the Update")
-        elif step.op is Op.REDUCE_TIED:
-            self._reduce_tied(index, step)
-        elif step.op is Op.BALANCE:
-            self._balance(index)
-        elif step.op is Op.CHECKSUM:
-            self.checksums += 1
-            if self.updated:
-                self.fault(index, "compares what an update has changed already", "move `H` before the updates")
-        elif step.op is Op.COUNT:
-            self.counts += 1
-        elif step.op is Op.SUM_LOSS:
-            self._sum_loss(index)
+        if (take := _TAKES.get(step.op)) is not None:
+            take(self, index, step)
         elif step.op in ALL_TO_ALLS and m is not None:
             if not self.passes.add(step.op, step.segment or "", m):
                 self.fault(index, f"{step.of(m).short} runs twice", "drop one")
@@ -109,7 +77,31 @@ class _Flow:
             if kind == "grad":
                 self.unwritten.pop(unit, None)
 
-    def _sum_loss(self, index: int) -> None:
+    def _join(self, _: int, step: Pattern) -> None:
+        self.counted |= step.handle == Op.COUNT.value
+
+    def _clip(self, index: int, _: Pattern) -> None:
+        if self.clipped:
+            self.fault(index, "the gradient norm is taken twice", "drop one")
+        self.clipped = True
+        for unit in self.view.flats:
+            self._check_complete(index, unit)
+
+    def _gather_update(self, index: int, step: Pattern) -> None:
+        unit = step.segment or ""
+        self.gathered_updates[unit] += 1
+        if not self.updated[unit]:
+            self.fault(index, f"{unit} is gathered before its update", "move it after the Update")
+
+    def _checksum(self, index: int, _: Pattern) -> None:
+        self.checksums += 1
+        if self.updated:
+            self.fault(index, "compares what an update has changed already", "move `H` before the updates")
+
+    def _count(self, _: int, __: Pattern) -> None:
+        self.counts += 1
+
+    def _sum_loss(self, index: int, _: Pattern) -> None:
         self.loss_sums += 1
         op = self.passes.loss_op.value
         for m in self.passes.without_loss():
@@ -117,7 +109,7 @@ class _Flow:
         if self.program.kind == "train":
             self._check_routed(index, "the loss is summed without the auxiliary losses of")
 
-    def _balance(self, index: int) -> None:
+    def _balance(self, index: int, _: Pattern) -> None:
         self.balances += 1
         self._check_routed(index, "the experts' loads are summed without those of")
 
@@ -148,7 +140,7 @@ class _Flow:
             self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         units = step.gradients
         for unit in units:
-            if step.op not in _LEAVES_REST:
+            if not step.op.info.rest:
                 self.unwritten.pop(unit, None)
             elif unit not in self.full:
                 self.unwritten[unit] = step.of(m)
@@ -177,7 +169,7 @@ class _Flow:
             )
             return
         if (begun := self.unwritten.get(unit)) is not None:
-            rest = begun._replace(op=_LEAVES_REST[begun.op])
+            rest = begun._replace(op=BY_LETTER[begun.op.info.rest or ""])
             problem = f"reduces {unit}, of whose gradient `{begun.short}` has written a part, and nothing the rest"
             self.fault(index, problem, f"move it after `{rest.short}`")
         into_shard = any(name.startswith("grad_shard/") for name, _ in step.writes)
@@ -213,7 +205,8 @@ class _Flow:
         sums = [axis for axis, _, _ in flat.sums]
         return Counter([*flat.gradient_axes, *sums, *(["tied"] if unit == self.view.tied_unit else [])])
 
-    def _move(self, index: int, unit: str) -> None:
+    def _move(self, index: int, step: Pattern) -> None:
+        unit = step.segment or ""
         if unit in self.moved:
             self.fault(index, f"the momentum of {unit} moves twice", "drop one")
         self.moved.add(unit)
@@ -297,11 +290,28 @@ class _Flow:
                 )
 
 
+_TAKES: dict[Op, Callable[[_Flow, int, Pattern], None]] = {
+    Op.WAIT: _Flow._join,
+    Op.REDUCE: _Flow._reduce,
+    Op.CLIP_NORM: _Flow._clip,
+    Op.MOMENTUM: _Flow._move,
+    Op.UPDATE: _Flow._update,
+    Op.PARAMETER_ALL_GATHER: _Flow._gather_update,
+    Op.REDUCE_TIED: _Flow._reduce_tied,
+    Op.BALANCE: _Flow._balance,
+    Op.CHECKSUM: _Flow._checksum,
+    Op.COUNT: _Flow._count,
+    Op.SUM_LOSS: _Flow._sum_loss,
+}
+"""The rules of operations that gradients take part in, beside passes over segments and their all-to-alls."""
+
+
 def check_gradients(rank: int, program: Program, view: RankView) -> list[Fault]:
     """The gradients' laws of one training step; of an evaluation, that every loss is in the sum."""
     flow = _Flow(rank, program, view)
     keeping = [p for p in program.steps.microbatches if not any(text.startswith("grad") for text, _ in p.frees)]
-    silent = {p for p in keeping if p.op in _SILENT or (p.op is Op.WAIT and p.handle != Op.COUNT.value)}
+    taking = _TAKES.keys() | COMPUTE_OPS | ALL_TO_ALLS
+    silent = {p for p in keeping if p.op not in taking or (p.op is Op.WAIT and p.handle != Op.COUNT.value)}
     computing = {p for p in keeping if p.op in COMPUTE_OPS}
     for index, (pattern, m) in enumerate(program.steps.steps):
         if pattern in silent:

@@ -34,7 +34,7 @@ def seconds_by_kind(kinds: Sequence[str], ends: Sequence[float]) -> dict[str, li
 
 
 def _kind(step: Instruction, segments: Mapping[str, Segment]) -> str:
-    op = step.op.name.lower().replace("_", " ")
+    op = step.op.words
     if step.op in TRANSFERS:
         return op
     name, _, part = (step.segment or "").partition(".")

@@ -14,8 +14,9 @@ from fourfold.program.declarations import check_declarations
 from fourfold.program.declared_copies import check_state_copies
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
-from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op
+from fourfold.program.instruction import Instruction
 from fourfold.program.liveness import memory_peak
+from fourfold.program.ops import FILLS, STARTS, Op
 from fourfold.program.program import Program
 from fourfold.program.progress import check_progress
 from fourfold.program.spec import StepSpec
@@ -87,10 +88,6 @@ def _named(ranks: Sequence[int], shown: int = 8) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:shown]))}{more}"
 
 
-_FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE, Op.BRING, Op.ALL_GATHER_HOMES, Op.FETCH}
-"""Operations that fill a buffer anew."""
-
-
 @dataclass
 class _Buffers:
     """Live buffers and buffers in flight, while a lane of a program is walked. `places`: the lane's instructions in the program."""
@@ -122,7 +119,7 @@ class _Buffers:
             self.step(index, step)
             if step.frees or step.op in STARTS:
                 right.clear()
-            elif len(self.faults) == before and step.op is not Op.WAIT and not (step.writes and step.op in _FILLS):
+            elif len(self.faults) == before and step.op is not Op.WAIT and not (step.writes and step.op in FILLS):
                 right.add(id(step))
         last = len(self.program.instructions) - 1
         for handle in self.handles:
@@ -143,7 +140,7 @@ class _Buffers:
                 self._read(index, name)
         if writes:
             flying = not (arriving.keys().isdisjoint(writes) and leaving.keys().isdisjoint(writes))
-            if flying or (op in _FILLS and not live.isdisjoint(writes)):
+            if flying or (op in FILLS and not live.isdisjoint(writes)):
                 for name in writes:
                     self._write(index, step, name)
             live.update(writes)
@@ -174,7 +171,7 @@ class _Buffers:
                 self.fault(
                     index, f"writes {name}, which {flying[name]} is using", f"put `wait {flying[name]}` before it"
                 )
-        if name in self.live and step.op in _FILLS:
+        if name in self.live and step.op in FILLS:
             self.fault(index, f"fills {name}, which is live already", "drop this instruction, or free the buffer first")
 
     def _start(self, index: int, step: Instruction) -> None:

@@ -11,7 +11,6 @@ from fourfold.report.units import format_bytes, format_flops, table
 
 _PEAK_BUFFERS = 6
 _HEADINGS = ("#", "instruction", "sent", "live memory", "compute", "")
-_OPERATIONS = {op: op.name.lower().replace("_", " ") for op in Op}
 
 
 def program_rows(program: Program) -> list[dict[str, Any]]:
@@ -86,7 +85,7 @@ def totals_lines(program: Program) -> list[str]:
     totals = program_totals(program)
     peak = totals["peak_memory"]
     operations = Counter(step.op for step in program.instructions)
-    named = [f"{operations[op]} {_OPERATIONS[op]} ({op.value})" for op in Op if operations[op]]
+    named = [f"{operations[op]} {op.words} ({op.value})" for op in Op if operations[op]]
     sent = [f"{axes} {format_bytes(size)}" for axes, size in totals["sent_bytes"].items()]
     kinds = [
         f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size > 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fourfold.layout import Layout
 from fourfold.program import Instruction, Op, Program
-from fourfold.program.instruction import STARTS
+from fourfold.program.ops import OTHER_END, STARTS
 
 _RECORD = struct.Struct("<qqddiiqqi4x")
 _COUNTER = struct.Struct("<qdd")
@@ -289,17 +289,9 @@ def peers_of(rank: int, started: Instruction, layout: Layout) -> list[tuple[str,
     return result
 
 
-_OTHER_END = {
-    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
-    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
-    Op.SEND_GRADIENT: Op.RECV_GRADIENT,
-    Op.RECV_GRADIENT: Op.SEND_GRADIENT,
-}
-
-
 def entry_of(started: Instruction, other: Program) -> int:
     """The instruction with which another pipeline rank joins in: the other end of a transfer, or the same collective."""
-    wanted = (_OTHER_END.get(started.op, started.op), started.segment, started.microbatch)
+    wanted = (OTHER_END.get(started.op, started.op), started.segment, started.microbatch)
     entries = (i for i, s in enumerate(other.instructions) if (s.op, s.segment, s.microbatch) == wanted)
     return next(entries, len(other.instructions))
 

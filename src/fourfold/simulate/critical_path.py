@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
+from fourfold.program.ops import COMPUTE_OPS, SMALL_SUMS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.step import Simulation
 
@@ -145,17 +145,15 @@ class _Walk:
 
     def _reasons(self, step: Pattern, seconds: float) -> tuple[tuple[str, float], ...]:
         """Kinds of time of one instruction; parts of kernels as far as they are in it."""
-        if step.op in (Op.UPDATE, Op.MOMENTUM, Op.ORTHOGONALIZE):
-            return (("optimizer", seconds),)
         if step.op is Op.WAIT:
             return (("waiting", seconds),)
         if step.op not in COMPUTE_OPS:
-            return (("norm and other sums", seconds),)
+            return ((step.op.info.time or SMALL_SUMS, seconds),)
         cost = self.durations.phase(step)
         share = min(1.0, seconds / cost.seconds) if cost.seconds else 0.0
         parts = {kind: busy * share for kind, busy in cost.busy.items()}
-        if step.op is Op.RECOMPUTE:
-            parts = {"recomputation": sum(parts.values())}
+        if step.op.info.time:
+            parts = {step.op.info.time: sum(parts.values())}
         parts[f"exposed {'+'.join(cost.communication) or 'other'} communication"] = cost.exposed * share
         parts[HOST] = cost.host * share
         parts["compute/communication contention"] = seconds - cost.seconds * share
@@ -164,6 +162,4 @@ class _Walk:
 
 def _collective(step: Pattern) -> str:
     """`dp_shard reduce`; what the norm and the loss need is small and goes together."""
-    if step.op in (Op.CHECKSUM, Op.CLIP_NORM, Op.COUNT, Op.SUM_LOSS, Op.BALANCE):
-        return "norm and other sums"
-    return f"{step.stream} {step.op.name.lower().replace('_', ' ')}"
+    return SMALL_SUMS if step.op.info.time == SMALL_SUMS else f"{step.stream} {step.op.words}"

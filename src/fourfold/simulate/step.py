@@ -9,9 +9,10 @@ from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import Instruction
 from fourfold.program.liveness import MemoryPeak, memory_curve, memory_peak
 from fourfold.program.lower import each_program
+from fourfold.program.ops import COMPUTE_OPS, SMALL_SUMS, STARTS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -24,34 +25,14 @@ from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.state import SimulationState
 
 IDLE = "pipeline bubble"
-_JOINED = tuple(
-    f" {op.name.lower().replace('_', ' ')}"
-    for op in (
-        *ALL_TO_ALLS,
-        Op.REDUCE,
-        Op.GATHER,
-        Op.PARAMETER_ALL_GATHER,
-        Op.REDUCE_TIED,
-        Op.BRING,
-        Op.ALL_GATHER_HOMES,
-        Op.OFFLOAD,
-        Op.FETCH,
-    )
-)
-_BESIDE = {
-    Op.UPDATE: "optimizer",
-    Op.MOMENTUM: "optimizer",
-    Op.ORTHOGONALIZE: "optimizer",
-    Op.PARAMETER_ALL_GATHER: "compute/communication contention",
-}
-"""Kinds of time of instructions that compute nothing and are no sums over ranks."""
+_EXPOSED = tuple(f" {op.words}" for op in STARTS - TRANSFERS if op.info.time != SMALL_SUMS)
 
 
 def exposed_axes(kind: str) -> str | None:
     """The axes of the group that a kind of time waits for; None of time that is no exposed communication."""
     if kind.startswith("exposed "):
         return kind.split(" ")[1]
-    return kind.split(" ")[0] if kind.endswith(_JOINED) else None
+    return kind.split(" ")[0] if kind.endswith(_EXPOSED) else None
 
 
 @dataclass
@@ -138,16 +119,16 @@ class Simulation:
                 else:
                     early = before_others(started, joined, start, end)
                     add(IDLE, early)
-                    add(f"{started.stream} {started.op.name.lower().replace('_', ' ')}", end - start - early)
+                    add(f"{started.stream} {started.op.words}", end - start - early)
             else:
                 start += times.host.get(index, 0.0)
                 early = before_others(step, index, start, end)
                 add(IDLE, early)
-                add(_BESIDE.get(op, "norm and other sums"), end - start - early)
+                add(op.info.time or SMALL_SUMS, end - start - early)
         for alike in self.passes[rank]:
             cost, number = durations.phase(alike.step), alike.number
             for kind, each in cost.busy.items():
-                add("recomputation" if alike.step.op is Op.RECOMPUTE else kind, number * each)
+                add(alike.step.op.info.time or kind, number * each)
             add(f"exposed {'+'.join(cost.communication) or 'other'} communication", number * cost.exposed)
             add("compute/communication contention", alike.seconds - number * cost.seconds)
         add("host", sum(self.host_bound[rank].values()))
@@ -165,8 +146,7 @@ class Simulation:
         late += [(each.step.op, each.number * self.durations.phase(each.step).host) for each in self.passes[rank]]
         for op, seconds in late:
             if seconds > 0:
-                name = op.name.lower().replace("_", " ")
-                sums[name] = sums.get(name, 0.0) + seconds
+                sums[op.words] = sums.get(op.words, 0.0) + seconds
         return sums
 
     @property
