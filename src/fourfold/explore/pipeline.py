@@ -24,7 +24,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
 from fourfold.program.compiled import stage_flops
 from fourfold.program.expand import expand_segments
-from fourfold.program.instruction import Instruction, Op
+from fourfold.program.instruction import Instruction
+from fourfold.program.ops import BY_LETTER
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.slots import Slots
@@ -39,10 +40,6 @@ OWN = {"schedule": str, "ranks": int, "microbatches": int, "virtual_stages": int
 compare with those that have one, and a transfer, in any unit; left out: seconds on the cluster."""
 _SHAPE = ("schedule", "ranks", "microbatches", "virtual_stages")
 _TIMES = ("F", "I", "W", "transfer")
-_PASSES = {
-    **dict.fromkeys((Op.DISPATCH_TOKENS, Op.EXPERTS_FORWARD, Op.COMBINE_TOKENS, Op.FINISH_FORWARD), Op.FORWARD),
-    **dict.fromkeys((Op.DISPATCH_GRADIENT, Op.EXPERTS_BACKWARD, Op.COMBINE_GRADIENT, Op.FINISH_BACKWARD), Op.BACKWARD),
-}
 _MOST_SLOTS = 65_536
 _MOST_RANKS = 128
 
@@ -183,8 +180,8 @@ def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pass_of(step: Instruction) -> str:
     """The pass of which an instruction is a part: an all-to-all of experts, or what runs behind it."""
-    op = _PASSES.get(step.op)
-    return "" if op is None else step._replace(op=op).short
+    whole = step.op.info.part_of
+    return "" if whole is None else step._replace(op=BY_LETTER[whole]).short
 
 
 def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTimes:

@@ -25,19 +25,6 @@ from fourfold.model.work import Attention, Elementwise, Gemm, Work
 from fourfold.program import lower_pipeline
 from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS, Op
 
-PHASES = {
-    Op.FORWARD: "forward",
-    Op.EXPERTS_FORWARD: "forward",
-    Op.FINISH_FORWARD: "forward",
-    Op.RECOMPUTE: "recomputation",
-    Op.BACKWARD: "backward",
-    Op.EXPERTS_BACKWARD: "backward",
-    Op.FINISH_BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "backward, inputs",
-    Op.BACKWARD_WEIGHT: "backward, weights",
-    Op.UPDATE: "optimizer",
-    Op.CLIP_NORM: "gradient norm",
-}
 KINDS = {Gemm: "matmul", Attention: "attention", Elementwise: "elementwise"}
 Kernel = Gemm | Attention | Elementwise
 Names = dict[tuple[int, int, bool], str]
@@ -71,7 +58,7 @@ class _Step:
         works: dict[tuple[str, Op, Work], tuple[Segment | None, float]] = {}
         for program in lower_pipeline(spec, compiled=self.resolved.compiled):
             for pattern, microbatches in program.steps.microbatches.items():
-                if pattern.op in PHASES and pattern.work.items:
+                if pattern.op.info.phase and pattern.work.items:
                     segment = segments.get(pattern.segment or "")
                     key = (_kind(segment) if pattern.op in COMPUTE_OPS else "all parameters", pattern.op, pattern.work)
                     before = works.get(key, (segment, 0.0))[1]
@@ -99,7 +86,9 @@ class _Step:
             if isinstance(item, Attention):
                 self.attention = self.attention or item
             name = named[index] or _beside(named, index)
-            place = self.places.setdefault((kind, PHASES[op], name), _KernelPlace(KINDS[type(item)], _shape(item)))
+            place = self.places.setdefault(
+                (kind, op.info.phase or "", name), _KernelPlace(KINDS[type(item)], _shape(item))
+            )
             flops = item.flops * (prices.masked_share if isinstance(item, Attention) else 1)
             place.number += number
             place.flops += number * flops

@@ -9,7 +9,8 @@ from fourfold.model.work import Collective
 from fourfold.program.buffers import host, values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, STARTS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import Instruction
+from fourfold.program.ops import GROUP, SHARDS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.sizes import buffer_bytes, saved_parts
@@ -47,7 +48,7 @@ def _problems(step: Instruction, kind: str, view: RankView) -> list[tuple[str, s
         for axis in collective.axes.split("+")
         if axis not in ALL_AXES
     ]
-    if step.op in (Op.WAIT, Op.FREE):
+    if step.op.info.is_silent:
         allowed = [Declared()]
     elif not _known_segment(step, view) or not _known_microbatch(step, view):
         return [*problems, ("names a segment or a microbatch that the run has not", "drop it")]
@@ -124,9 +125,10 @@ def _first_user(program: Program, buffer: str) -> tuple[int, Instruction | None]
 def _known_segment(step: Instruction, view: RankView) -> bool:
     if step.segment is None:
         return True
-    if step.op in COMPUTE_OPS | ALL_TO_ALLS or (step.op in HOST_COPIES and step.microbatch is not None):
+    names = step.op.info.names
+    if names == "segment" or (names == "segment or unit" and step.microbatch is not None):
         return any(segment.name == step.segment for segment in view.segments)
-    return step.segment in (view.stages.segments if step.op in TRANSFERS else view.flats)
+    return step.segment in (view.stages.segments if names == "transfer" else view.flats)
 
 
 def _known_microbatch(step: Instruction, view: RankView) -> bool:
@@ -159,9 +161,9 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
 def _stream_problem(step: Instruction, view: RankView) -> tuple[str, str] | None:
     """Collectives and transfers run on their group's stream, a reduction on that of its shards, a copy on its direction of the link
     to the host; all else on the compute stream."""
-    stream = {Op.OFFLOAD: "to_host", Op.FETCH: "from_host"}.get(step.op, "compute")
-    if step.op in STARTS - HOST_COPIES:
-        flat = view.flats[step.segment] if step.op is Op.REDUCE and step.segment else None
+    stream = step.op.info.stream
+    if stream in (GROUP, SHARDS):
+        flat = view.flats[step.segment] if stream == SHARDS and step.segment else None
         stream = axes_name(flat.shard_axes) if flat and flat.zero else step.collectives[-1].axes
     if step.stream == stream:
         return None

@@ -13,8 +13,9 @@ from fourfold.program import buffers as name
 from fourfold.program.declared_copies import declared_copies
 from fourfold.program.declared_matrices import MATRIX_OPS, declared_of_matrices, declared_of_update
 from fourfold.program.declared_parts import declared_in_parts
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, SENDS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import Instruction
 from fourfold.program.matrices import hidden_matrices
+from fourfold.program.ops import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, PART_OPS, SENDS, TRANSFERS, Op
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
 from fourfold.program.view import RankView
@@ -33,6 +34,8 @@ class Declared:
 def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
     """The declarations that this operation may have; none: it has no place in this step."""
     training = kind == "train"
+    if not training and not step.op.info.evaluates:
+        return []
     unit, m = step.segment, step.microbatch
     if step.op is Op.COUNT:
         size = SCALAR_BYTES * (1 + view.spec.model.mtp_layers)
@@ -41,20 +44,20 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
         return [Declared(work=sends(*_over(view, "all_reduce", loss_axes(view.spec), loss_bytes(view.spec.model))))]
     if step.op is Op.LOAD and m is not None:
         return [Declared(writes=(name.batch(m),))]
-    if step.op is Op.CLIP_NORM and training:
+    if step.op is Op.CLIP_NORM:
         norm = _over(view, "all_reduce", norm_axes(view.spec.layout), SCALAR_BYTES)
         gradients = tuple(sorted(map(name.gradient, view.flats.values())))
         return [Declared(gradients, work=_then(sum(buffer_bytes(view, each) for each in gradients), norm))]
-    if step.op is Op.CHECKSUM and training:
+    if step.op is Op.CHECKSUM:
         return _checksum(view)
-    if step.op is Op.BALANCE and training:
+    if step.op is Op.BALANCE:
         return _balance(view)
     if unit is None:
         return []
     if step.op in HOST_COPIES:
-        return [Declared(*each) for each in declared_copies(step, view)] if training else []
+        return [Declared(*each) for each in declared_copies(step, view)]
     if step.op in TRANSFERS:
-        return _transfer(step, view, training)
+        return _transfer(step, view)
     if step.op in COMPUTE_OPS:
         if m is None:
             return []
@@ -62,17 +65,15 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
         return [*_compute(step.op, me, m, view, training), *_in_parts(step.op, me, m, view, training)]
     if step.op in ALL_TO_ALLS:
         return _in_parts(step.op, view.stages.segments[unit], m, view, training) if m is not None else []
-    return _of_unit(step, unit, view, training)
+    return _of_unit(step, unit, view)
 
 
-def _of_unit(step: Instruction, unit: str, view: RankView, training: bool) -> list[Declared]:
+def _of_unit(step: Instruction, unit: str, view: RankView) -> list[Declared]:
     """Operations on a unit's parameters, gradients and state."""
     flat, params = view.flats[unit], f"params/{unit}"
     if step.op is Op.GATHER and flat.zero == 3:
         gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
         return [Declared((f"shard/{unit}",), (params,), sends(*gather))]
-    if not training:
-        return []
     if step.op is Op.PARAMETER_ALL_GATHER and flat.zero in (1, 2):
         gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
         return [Declared((params,), (params,), sends(*gather))]
@@ -168,12 +169,12 @@ def _balance(view: RankView) -> list[Declared]:
     return [Declared(routers, routers, loads, workspace_bytes=size)]
 
 
-def _transfer(step: Instruction, view: RankView, training: bool) -> list[Declared]:
+def _transfer(step: Instruction, view: RankView) -> list[Declared]:
     """An activation goes to the rank that has the segment, its gradient the other way."""
     segment, m = step.segment or "", step.microbatch
     source, target = view.stages.boundary(segment), view.stages.ranks[view.stages.stage_of[segment]]
-    gradient = step.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
-    if source is None or m is None or (gradient and not training):
+    gradient = step.op.info.carries == "gradients"
+    if source is None or m is None:
         return []
     leaves = step.op in SENDS
     ends = (target, source) if gradient else (source, target)
@@ -217,17 +218,12 @@ def _reductions(unit: str, view: RankView) -> list[Declared]:
     return allowed
 
 
-_BACKWARDS = (Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.RECOMPUTE)
-
-
 def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
     if op is Op.FORWARD:
         return _forward(me, m, view, training)
     if op is Op.REPLAY:
-        return _replay(me, m, view) if training else []
-    if op not in _BACKWARDS:
-        return []
-    if not training or (op is not Op.BACKWARD and me.kind != "block"):
+        return _replay(me, m, view)
+    if op in PART_OPS or (op is not Op.BACKWARD and me.kind != "block"):
         return []
     if op is Op.RECOMPUTE:
         return _recompute(me, m, view)

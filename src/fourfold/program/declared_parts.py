@@ -5,37 +5,22 @@ from collections.abc import Sequence
 from fourfold.model.spec import Segment
 from fourfold.model.work import Work
 from fourfold.program import buffers as name
-from fourfold.program.instruction import Op
+from fourfold.program.ops import ALL_TO_ALLS, BY_LETTER, PART_OPS, Op
 from fourfold.program.view import RankView
 
 Declaration = tuple[Sequence[str], Sequence[str], Work, int]
 """Names read and written, work, workspace."""
-_STARTS = {
-    Op.DISPATCH_TOKENS: (0, 0),
-    Op.COMBINE_TOKENS: (0, 1),
-    Op.DISPATCH_GRADIENT: (1, 0),
-    Op.COMBINE_GRADIENT: (1, 1),
-}
-"""Which pass, forward or backward, and which of its all-to-alls."""
-_PARTS = {
-    Op.FORWARD: (0, 0),
-    Op.EXPERTS_FORWARD: (0, 1),
-    Op.FINISH_FORWARD: (0, 2),
-    Op.BACKWARD: (1, 0),
-    Op.EXPERTS_BACKWARD: (1, 1),
-    Op.FINISH_BACKWARD: (1, 2),
-}
 
 
 def declared_in_parts(op: Op, me: Segment, m: int, view: RankView) -> list[Declaration]:
     """The declaration of such an instruction, where the step has any."""
-    if not view.spec.overlaps_experts or not me.moe or op not in {*_STARTS, *_PARTS}:
+    if not view.spec.overlaps_experts or not me.moe or op not in PART_OPS | {Op.FORWARD, Op.BACKWARD}:
         return []
-    backward, place = (_STARTS | _PARTS)[op]
+    backward, place = BY_LETTER[op.info.part_of or op.info.letter] is Op.BACKWARD, op.info.place
     footprint = view.parts(me)[backward]
     prefix = "d" * backward
     sent = [f"{prefix}dispatched/{me.name}/m{m}", f"{prefix}combined/{me.name}/m{m}"]
-    if op in _STARTS:
+    if op in ALL_TO_ALLS:
         return [([sent[place]], [sent[place]], footprint.all_to_alls[place], 0)]
     reads, writes = (_backward if backward else _forward)(place, me, m, view)
     reads += sent[place - 1 : place]

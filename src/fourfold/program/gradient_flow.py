@@ -12,7 +12,7 @@ from fourfold.program.contributions import Held, Source, bits, scatter, sources,
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import ALL_TO_ALLS, BY_LETTER, COMPUTE_OPS, PARTS, Op
+from fourfold.program.ops import ALL_TO_ALLS, BY_LETTER, COMPUTE_OPS, GRADIENT_OPS, PART_OPS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
@@ -21,12 +21,11 @@ from fourfold.program.view import RankView
 
 _NEEDED = {
     part: sent
-    for part in PARTS & COMPUTE_OPS
-    for sent in PARTS & ALL_TO_ALLS
+    for part in PART_OPS & COMPUTE_OPS
+    for sent in PART_OPS & ALL_TO_ALLS
     if sent.info.part_of == part.info.part_of and sent.info.place == part.info.place - 1
 }
 """The all-to-all that brings the rows of a part of a pass."""
-_WITHOUT_GRADIENT = frozenset(op for op in COMPUTE_OPS if "grad" not in op.info.writes)
 
 
 @dataclass
@@ -129,7 +128,7 @@ class _Flow:
         if step.op in _NEEDED and not self.passes.of(_NEEDED[step.op], segment) & bit:
             needed = f"{_NEEDED[step.op].value} {segment} m{m}"
             self.fault(index, "computes on rows that never set out", f"start and join `{needed}` before it")
-        if in_parts or step.op in _WITHOUT_GRADIENT:
+        if in_parts or step.op not in GRADIENT_OPS:
             return
         if step.op is Op.REPLAY:
             self._replay(index, step, m)

@@ -169,6 +169,6 @@ def host_traffic(program: Program) -> dict[str, int]:
     totals: dict[str, int] = {}
     for pattern, microbatches in program.steps.microbatches.items():
         if pattern.op in HOST_COPIES:
-            way = "to host" if pattern.op is Op.OFFLOAD else "from host"
+            way = pattern.op.info.stream.replace("_", " ")
             totals[way] = totals.get(way, 0) + pattern.work.host_bytes * len(microbatches)
     return totals

@@ -15,8 +15,6 @@ from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.view import RankView
 
-STREAMS = {Op.OFFLOAD: "to_host", Op.FETCH: "from_host"}
-
 
 def insert_activation_offloads(steps: list[Step], view: RankView) -> list[Step]:
     """OFFLOAD behind the forward, joined `prefetch` computations later; FETCH as many before the backward, joined there.
@@ -120,7 +118,7 @@ def _copy(view: RankView, op: Op, owner: str, m: int | None, buffers: tuple[str,
     if m is not None:
         copies = view.footprint(view.stages.segments[owner]).saved_tensors
     work = Work((HostCopy(op is Op.OFFLOAD, size, copies),))
-    return Instruction(op, owner, m, reads=reads, writes=writes, work=work, stream=STREAMS[op])
+    return Instruction(op, owner, m, reads=reads, writes=writes, work=work, stream=op.info.stream)
 
 
 def _left(copy: Instruction) -> tuple[str, ...]:

@@ -12,8 +12,10 @@ Names = Literal["nothing", "microbatch", "segment", "transfer", "unit", "unit of
 Pass = Literal["forward", "backward", "recomputation", "replay"]
 Started = Literal["collective", "all-to-all", "send", "receive", "copy"]
 
-COMPUTE, GROUP, SHARDS, TO_HOST, FROM_HOST = "compute", "group", "shards", "to_host", "from_host"
-"""Streams: the device's own computation, that of a collective's group, of the group of a unit's shards, the link to the host."""
+COMPUTE, GROUP, SHARDS = "compute", "group", "shards"
+"""Streams: the device's own computation, that of a collective's group, that of the group of a unit's shards."""
+HOST_STREAMS = TO_HOST, FROM_HOST = "to_host", "from_host"
+"""The two directions of the link to the host, a stream each."""
 SMALL_SUMS = "norm and other sums"
 """The kind of time of sums of a few numbers over ranks, and of instructions that state no other."""
 
@@ -60,6 +62,11 @@ class OpInfo:
     """The kind of time that it takes by itself, where that is no communication over its group and no kernels by their kinds."""
     colour: str | None = None
     """The letter of the operation whose colour it has (`report/palette.py`); None: it is drawn as other work."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it declares nothing: it computes nothing, sends nothing, and names no buffer but to free it."""
+        return not (self.reads or self.writes or self.starts or self.computes)
 
 
 @unique
@@ -207,7 +214,9 @@ TRANSFERS = SENDS | RECEIVES
 STARTS = frozenset(op for op in Op if op.info.starts)
 FILLS = frozenset(op for op in Op if op.info.fills)
 """Operations that fill a buffer anew."""
-PARTS = frozenset(op for op in Op if op.info.part_of)
+PART_OPS = frozenset(op for op in Op if op.info.part_of)
 """Operations of passes that run in parts, but for the first of each."""
+GRADIENT_OPS = frozenset(op for op in COMPUTE_OPS if "grad" in op.info.writes)
+"""Passes that add to gradients, or stand for what they add."""
 OTHER_END = {op: end for op in TRANSFERS for end in TRANSFERS - {op} if end.info.carries == op.info.carries}
 """The operation at the other end of a transfer."""

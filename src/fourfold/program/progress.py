@@ -46,7 +46,6 @@ class _End:
     tensors: list[tuple[_Tensor, int | None]] = field(default_factory=list)
 
 
-ACTIVATIONS = frozenset((Op.SEND_ACTIVATION, Op.RECV_ACTIVATION))
 Channels = dict[tuple[int, int], tuple[_End, _End]]
 """(source, target) -> the ends there."""
 
@@ -226,7 +225,7 @@ def _joins(rank: int, program: Program, crossing: Crossing, layout: Layout, chan
 
 def _tensor(transfer: Pattern) -> _Tensor:
     size = sum(c.bytes for c in transfer.work.collectives)
-    return _Tensor(transfer.op in ACTIVATIONS, transfer.segment, size)
+    return _Tensor(transfer.op.info.carries == "activations", transfer.segment, size)
 
 
 def _ends(rank: int, transfer: Pattern, layout: Layout, channels: Channels) -> tuple[_End, _End]:

@@ -10,7 +10,8 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.work import Collective, sends
-from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.instruction import Instruction
+from fourfold.program.ops import BACKWARD_OPS, GRADIENT_OPS, Op
 from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
@@ -48,8 +49,7 @@ def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
 def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str, bool]]]:
     """Index of a step -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
     units = {Name(f"grad/{unit}", False): unit for unit in view.flats}
-    writers = BACKWARD_OPS | {Op.REPLAY}
-    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op in writers]
+    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op in GRADIENT_OPS]
     written = {each: [units[buffer] for buffer in each.writes if buffer in units] for each in backward}
     final = dict.fromkeys((unit for found in written.values() for unit in found), -1)
     missing = set(final)

@@ -6,6 +6,8 @@ step is blue, memory that comes and goes is warm. Time that computes is slate, s
 
 from typing import NamedTuple
 
+from fourfold.program.ops import Op
+
 
 class Colour(NamedTuple):
     """`name`: in words. `light`, `dark`: on a light and on a dark ground. `kinds`: the words of documents that it stands for."""
@@ -50,15 +52,21 @@ MEMORY = {
 }
 """`kinds`: those of `program/buffers.py`; `software` is what the device holds beside the program."""
 
+
+def _operation(letter: str, name: str, light: str, dark: str) -> Colour:
+    kinds = [op.value for op in Op if op.info.colour == letter and op.value != letter]
+    return Colour(name, light, dark, (letter, *kinds))
+
+
 OPERATIONS = {
-    "F": Colour("forward", "#2f62ad", "#6f9fe6", ("F", "E>", "Z>")),
-    "B": Colour("backward", "#2c7a4b", "#5fb383", ("B", "E<", "Z<")),
-    "I": Colour("input gradient", "#0b5563", "#7adbe3", ("I",)),
-    "W": Colour("weight gradient", "#96611a", "#d9a252", ("W",)),
-    "K": Colour("recompute", "#94407f", "#cf8fc4", ("K",)),
-    "U": Colour("optimizer", "#7440cc", "#9d6cf5", ("U", "M", "O")),
+    "F": _operation("F", "forward", "#2f62ad", "#6f9fe6"),
+    "B": _operation("B", "backward", "#2c7a4b", "#5fb383"),
+    "I": _operation("I", "input gradient", "#0b5563", "#7adbe3"),
+    "W": _operation("W", "weight gradient", "#96611a", "#d9a252"),
+    "K": _operation("K", "recompute", "#94407f", "#cf8fc4"),
+    "U": _operation("U", "optimizer", "#7440cc", "#9d6cf5"),
 }
-"""`kinds`: operations of a program by their letters. A part of a pass has the colour of the pass."""
+"""By the letter that rows of operations name as their colour; `kinds`: the letters of all that do."""
 
 LATER_STAGES = {"F": "#9cc0f5", "B": "#93d8ac", "I": "#86d5dc", "W": "#f0c27e"}
 """Operations of a rank's later stages, on a light ground."""

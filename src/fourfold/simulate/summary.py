@@ -5,7 +5,7 @@ from functools import cached_property
 
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program.offload import STREAMS
+from fourfold.program.ops import HOST_STREAMS
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.prediction import StepPrediction
 from fourfold.simulate.step import IDLE, exposed_axes, mean_seconds
@@ -189,11 +189,11 @@ class StepSummary:
         """By axes, the most exposed first."""
         ranks = self.step.along(traffic)
         mean = {key: sum(rank.get(key, 0.0) for rank in ranks) / len(ranks) for rank in ranks for key in rank}
-        levels, links = self.step.simulation.prices.levels, STREAMS.values()
+        levels = self.step.simulation.prices.levels
         found = [
             AxesTraffic(
                 axes,
-                () if axes in links else levels(axes),
+                () if axes in HOST_STREAMS else levels(axes),
                 *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)),
             )
             for axes in dict.fromkeys(axes for axes, _ in mean)
