@@ -18,6 +18,7 @@ from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, MATMULS, WEIGHT
 from fourfold.model.work import Gemm
 from fourfold.program import lower_pipeline
 from tests.rehearse.rehearsed import layout_spec
+from tests.support.programs import deepseek, make_spec
 
 SIZE = st.integers(1, 70)
 
@@ -104,6 +105,14 @@ def test_the_matmuls_of_a_step_are_those_of_its_work() -> None:
     counts = {kind: sum(found[kind].values()) for kind in found}
     assert counts[FORWARD] + counts[INPUT_GRADIENT] == 2 * counts[WEIGHT_GRADIENT]
     assert all(gemm.accumulates == (kind == WEIGHT_GRADIENT) for kind in found for gemm in found[kind])
+
+
+def test_the_matmuls_of_passes_in_parts_are_those_of_whole_passes() -> None:
+    """Shared experts are multiplied by the middle part, forward and backward."""
+    layout: dict[str, Any] = {"model": deepseek(), "dp_shard": 2, "ep": 2, "accumulation": 2, "recompute": "full:1"}
+    whole, in_parts = (lower_pipeline(make_spec(**layout, overlap_experts=parts))[0] for parts in (False, True))
+    assert len(in_parts.instructions) > len(whole.instructions)
+    assert matmuls.step_matmuls(in_parts) == matmuls.step_matmuls(whole)
 
 
 def test_each_kind_is_timed_on_its_own_matmuls_by_both_libraries() -> None:

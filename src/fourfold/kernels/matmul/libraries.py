@@ -17,7 +17,7 @@ from fourfold.model import torch_onednn, torch_operations
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, MATMULS, WEIGHT_GRADIENT
 from fourfold.model.work import Gemm
-from fourfold.program import Op, Program
+from fourfold.program import Program
 
 KINDS = tuple(MATMULS)
 MARGIN = 0.02
@@ -63,7 +63,7 @@ def step_matmuls(program: Program) -> MatmulCounts:
     """The matmuls of a program, but for experts' and those in 8 bits. The head's forward, a part of its backward, counts there."""
     found: dict[str, Counter[Gemm]] = {kind: Counter() for kind in KINDS}
     for step in program.instructions:
-        forward = step.op in (Op.FORWARD, Op.RECOMPUTE, Op.FINISH_FORWARD)
+        forward = step.op.info.computes in ("forward", "recomputation")
         for item in step.work.items:
             if isinstance(item, Gemm) and item.groups == 1 and not item.dtype:
                 kind = WEIGHT_GRADIENT if item.accumulates else FORWARD if forward else INPUT_GRADIENT
