@@ -30,13 +30,17 @@ class SegmentFit:
 
 
 PHASES = {
-    "forward block": ("block", Op.FORWARD),
-    "backward block": ("block", Op.BACKWARD),
-    "backward head": ("head", Op.BACKWARD),
-    "forward embedding": ("embedding", Op.FORWARD),
-    "backward embedding": ("embedding", Op.BACKWARD),
+    f"{op.words} {kind}": (kind, op)
+    for kind, op in (
+        ("block", Op.FORWARD),
+        ("block", Op.BACKWARD),
+        ("head", Op.BACKWARD),
+        ("embedding", Op.FORWARD),
+        ("embedding", Op.BACKWARD),
+    )
 }
 """Kinds of instructions, and the passes over segments that they are."""
+_UNTIMED = tuple(op.words for op in (Op.FREE, Op.WAIT, Op.COUNT, Op.SUM_LOSS))
 
 
 def fit_segments(
@@ -115,7 +119,7 @@ def _instructions(spec: StepSpec, seconds: Mapping[str, float]) -> float:
     return sum(
         value * many.get(name, 1 if name in once else m)
         for name, value in seconds.items()
-        if name != "step" and not name.startswith(("free", "wait", "count", "sum loss"))
+        if name != "step" and not name.startswith(_UNTIMED)
     )
 
 

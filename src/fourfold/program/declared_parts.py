@@ -10,11 +10,12 @@ from fourfold.program.view import RankView
 
 Declaration = tuple[Sequence[str], Sequence[str], Work, int]
 """Names read and written, work, workspace."""
+_IN_PARTS = PART_OPS | {BY_LETTER[op.info.part_of or ""] for op in PART_OPS}
 
 
 def declared_in_parts(op: Op, me: Segment, m: int, view: RankView) -> list[Declaration]:
     """The declaration of such an instruction, where the step has any."""
-    if not view.spec.overlaps_experts or not me.moe or op not in PART_OPS | {Op.FORWARD, Op.BACKWARD}:
+    if not view.spec.overlaps_experts or not me.moe or op not in _IN_PARTS:
         return []
     backward, place = BY_LETTER[op.info.part_of or op.info.letter] is Op.BACKWARD, op.info.place
     footprint = view.parts(me)[backward]

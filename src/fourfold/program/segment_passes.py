@@ -6,6 +6,7 @@ from fourfold.model.spec import Segment
 from fourfold.program.contributions import bits
 from fourfold.program.instruction import Op
 from fourfold.program.program import Program
+from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.view import RankView
 
 
@@ -47,8 +48,7 @@ class SegmentPasses:
     def problems(self, segment: Segment) -> Iterator[tuple[str, str]]:
         """(problem, repair): every microbatch passes the segment forward once, and backward once, in full or in halves."""
         every, halved = self.every, self.halved(segment.name)
-        ran = {op.value: self.of(op, segment.name) for op in (Op.FORWARD, Op.BACKWARD)}
-        ran |= {op.value: self.of(op, segment.name) for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)}
+        ran = {op.value: self.of(op, segment.name) for op in SCHEDULED_OPS}
         if not self._trains:
             wanted, beside = {"F": every}, ran["B"]
         elif segment.kind == "head":

@@ -5,15 +5,14 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.work import NOTHING, Collective, Elementwise, Work, sends, touches
 from fourfold.program import totals
 from fourfold.program.buffers import gradient, values
-from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.instruction import Instruction
+from fourfold.program.ops import BACKWARD_OPS, FORWARD_OPS, Op
 from fourfold.program.orthogonalize import before_updates, read_by_update
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import fewest_matrix_elements, unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import over
 from fourfold.program.view import RankView
-
-_COMPUTES = BACKWARD_OPS | {Op.FORWARD}
 
 
 def append_update(steps: list[Step], view: RankView) -> list[Step]:
@@ -83,7 +82,7 @@ def _balance(view: RankView) -> list[Instruction]:
 def sum_counts(steps: list[Step], spec: StepSpec) -> list[Step]:
     """Adds the sum of valid targets before the first loss that is divided by it, and the sum of losses after the last loss."""
     layout, model = spec.layout, spec.model
-    computing = {pattern for pattern, _ in steps if pattern.op in _COMPUTES}
+    computing = {pattern for pattern, _ in steps if pattern.op in FORWARD_OPS | BACKWARD_OPS}
     losing = {pattern for pattern in computing if pattern.segment == "head"}
     heads = [i for i, (pattern, _) in enumerate(steps) if pattern in losing] if losing else []
     has_all_losses = layout.pp == 1 and not model.num_experts

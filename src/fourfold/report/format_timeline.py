@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fourfold.program import Op
+from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.timeline import Timeline
 from fourfold.report.palette import LATER_STAGES, OPERATIONS
 
-OP_NAMES = {op: OPERATIONS[op.value].name for op in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)}
+OP_NAMES = {op: OPERATIONS[op.value].name for op in SCHEDULED_OPS}
 FILLS = {op: (OPERATIONS[op.value].light, LATER_STAGES[op.value]) for op in OP_NAMES}
 """Fill colours: of a rank's first stage, and of its later ones."""
 INKS = ("#ffffff", "#000000")

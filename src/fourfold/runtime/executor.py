@@ -86,6 +86,7 @@ class Executor:
         self._programs: dict[int, tuple[Program, list[_Bound]]] = {}
         self._make_numbers = (FixedNumbers if fixed else NewNumbers)(spec.model, device)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
+            **dict.fromkeys((op for op in Op if op.info.is_silent), lambda step: None),
             Op.LOAD: self._load,
             Op.COUNT: self._count,
             Op.FORWARD: self._compute.forward,
@@ -105,7 +106,6 @@ class Executor:
             Op.RECV_ACTIVATION: self._receive,
             Op.RECV_GRADIENT: self._receive,
             Op.GATHER: self._gather,
-            Op.FREE: lambda step: None,
             Op.REDUCE: self._reduce,
             Op.REDUCE_TIED: self._reduce_tied,
             Op.SUM_LOSS: self._sum_loss,

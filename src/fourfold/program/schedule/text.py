@@ -8,7 +8,7 @@ from fourfold.program.schedule.check import token
 from fourfold.program.schedule.compute import SCHEDULED_OPS, Compute, Orders
 
 _OPS = {op.value: op for op in SCHEDULED_OPS}
-_TOKEN = re.compile(r"([FBIW])(\d{1,7})\.(\d{1,7})", re.ASCII)
+_TOKEN = re.compile(rf"([{''.join(_OPS)}])(\d{{1,7}})\.(\d{{1,7}})", re.ASCII)
 _RANK = re.compile(r"rank\s+(\d{1,7})\s*:(.*)", re.ASCII)
 _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 
