@@ -1,6 +1,8 @@
 """The table of operations: every operation has one row, programs keep to it, and no second table stands beside it."""
 
+import ast
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,68 @@ def test_programs_keep_to_the_table() -> None:
 def test_what_is_started_is_joined() -> None:
     joined = {BY_LETTER[(step.handle or "").split()[0]] for step, _, _ in _steps()[Op.WAIT]}
     assert joined == STARTS
+
+
+LOCAL = {
+    ("calibrate/fit.py", "_UNTIMED"): "kinds of time that are no part of a calibrated step",
+    ("program/declared_matrices.py", "MATRIX_OPS"): "operations whose declarations that file has",
+    ("program/gradient_flow.py", "_TAKES"): "rules of the gradients' walk, a function each",
+    ("program/overlap.py", "_SECONDS"): "relative times of a schedule's passes",
+    ("program/overlap.py", "fit"): "the pair of passes that a schedule runs in turns",
+    ("program/schedule/check.py", "_HALVES"): "a schedule's own vocabulary",
+    ("program/schedule/compute.py", "(FORWARD, BACKWARD)"): "a schedule's own vocabulary",
+    ("program/schedule/compute.py", "(BACKWARD_INPUT, BACKWARD_WEIGHT)"): "a schedule's own vocabulary",
+    ("program/schedule/execution.py", "execute"): "a schedule's own vocabulary",
+    ("program/schedule/times.py", "durations"): "times of stages, by a schedule's passes",
+    ("program/schedule/times.py", "activation_changes"): "activations of stages, by a schedule's passes",
+    ("runtime/executor.py", "__init__"): "the interpreter's handlers, a function each",
+}
+"""Tables of operations outside their own, and why a row could not say the same."""
+
+
+def _is_op(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Op"
+
+
+def _tables(node: ast.AST, owner: str = "") -> Iterator[str]:
+    """The function, class or variable that has each table: a set or dictionary of operations, or a list of two and more."""
+    match node:
+        case ast.FunctionDef() | ast.ClassDef():
+            owner = node.name
+        case ast.Assign() if not owner:
+            owner = ast.unparse(node.targets[0])
+        case ast.AnnAssign() if not owner:
+            owner = ast.unparse(node.target)
+        case ast.Dict() if any(map(_is_op, node.keys)):
+            yield owner
+        case ast.Set() if any(map(_is_op, node.elts)):
+            yield owner
+        case ast.Tuple() | ast.List() if sum(map(_is_op, node.elts)) > 1:
+            yield owner
+    for child in ast.iter_child_nodes(node):
+        yield from _tables(child, owner)
+
+
+def test_no_second_table_of_operations_stands_beside_theirs() -> None:
+    root = SOURCE.parents[1]
+    found = {
+        (path.relative_to(root).as_posix(), owner)
+        for path in root.rglob("*.py")
+        if path != SOURCE
+        for owner in _tables(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == set(LOCAL), (
+        "give the row in program/ops.py a field that says it, or list the table here with the reason"
+    )
+
+
+def test_a_second_table_is_found() -> None:
+    for text in (
+        "X = {Op.LOAD: 1}",
+        "X = {Op.LOAD}",
+        "def X(op): return op in (Op.LOAD, Op.FREE)",
+        "X: list = [Op.LOAD, Op.FREE]",
+    ):
+        assert list(_tables(ast.parse(text))) == ["X"]
+    for text in ("X = Op.LOAD", "X = (Op.LOAD, 1)", "X = f(Op.LOAD)"):
+        assert not list(_tables(ast.parse(text)))

@@ -150,8 +150,8 @@ def insert_recompute(steps: list[Step], view: RankView) -> list[Step]:
     }
     if not full:
         return steps
-    halves = (Op.BACKWARD, Op.BACKWARD_INPUT)
-    again = {p: full[p.segment] for p in {p for p, _ in steps} if p.op in halves and p.segment in full}
+    reading = {p for p, _ in steps if p.op in COMPUTE_OPS and "saved" in p.op.info.reads}
+    again = {p: full[p.segment] for p in reading if p.segment in full}
     result = []
     for step in steps:
         if step[0] in again:

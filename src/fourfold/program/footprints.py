@@ -56,7 +56,7 @@ class Footprints:
 
     def work(self, segment: Segment, policy: str, op: Op) -> Work:
         """The work of one computing instruction; a recomputed forward repeats the forward's."""
-        if op in (Op.FORWARD, Op.RECOMPUTE):
+        if op.info.computes in ("forward", "recomputation"):
             return self.of(segment, policy).forward
         if op is Op.BACKWARD:
             return self.of(segment, policy).backward

@@ -72,7 +72,8 @@ def step_launches(program: Program, view: RankView) -> int:
 def waits_of_host(step: Instruction | Pattern, view: RankView) -> int:
     """A dispatcher must know how many rows each rank gets before it goes on: once in a forward that routes tokens, unless they stay
     where they are and a grouped kernel multiplies them."""
-    routes = step.op in (Op.FORWARD, Op.RECOMPUTE) and any(s.name == step.segment for s in view.moe_segments)
+    forward = step.op.info.computes in ("forward", "recomputation") and "router" in step.op.info.reads
+    routes = forward and any(s.name == step.segment for s in view.moe_segments)
     return int(routes and not _counts_on_device(view.spec))
 
 
