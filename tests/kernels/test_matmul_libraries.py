@@ -107,12 +107,12 @@ def test_the_matmuls_of_a_step_are_those_of_its_work() -> None:
     assert all(gemm.accumulates == (kind == WEIGHT_GRADIENT) for kind in found for gemm in found[kind])
 
 
-def test_the_matmuls_of_passes_in_parts_are_those_of_whole_passes() -> None:
+def test_the_matmuls_of_passes_in_parts_are_those_of_unsplit_passes() -> None:
     """Shared experts are multiplied by the middle part, forward and backward."""
     layout: dict[str, Any] = {"model": deepseek(), "dp_shard": 2, "ep": 2, "accumulation": 2, "recompute": "full:1"}
-    whole, in_parts = (lower_pipeline(make_spec(**layout, overlap_experts=parts))[0] for parts in (False, True))
-    assert len(in_parts.instructions) > len(whole.instructions)
-    assert matmuls.step_matmuls(in_parts) == matmuls.step_matmuls(whole)
+    unsplit, in_parts = (lower_pipeline(make_spec(**layout, overlap_experts=parts))[0] for parts in (False, True))
+    assert len(in_parts.instructions) > len(unsplit.instructions)
+    assert matmuls.step_matmuls(in_parts) == matmuls.step_matmuls(unsplit)
 
 
 def test_each_kind_is_timed_on_its_own_matmuls_by_both_libraries() -> None:

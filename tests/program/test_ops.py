@@ -12,6 +12,7 @@ from fourfold.program import Instruction, Op, lower_pipeline, ops
 from fourfold.program.ops import BY_LETTER, FROM_HOST, GROUP, OTHER_END, SHARDS, STARTS, TO_HOST, TRANSFERS
 from tests.program.test_mutations import CASES
 from tests.support.programs import QWEN3_MOE, evaluation_pipeline, make_spec
+from tools import instruction_table
 
 SOURCE = Path(ops.__file__)
 
@@ -34,6 +35,12 @@ def test_an_operation_has_one_row() -> None:
         _with_row('NEW = OpInfo("L", "nothing", "does nothing")')
 
 
+def test_the_documentation_s_table_is_theirs() -> None:
+    page = instruction_table.PAGE.read_text(encoding="utf-8")
+    assert instruction_table.with_table(page) == page, "what works: python -m tools.instruction_table --write"
+    assert instruction_table.with_table(page.replace("fetches a microbatch", "")) == page
+
+
 def test_words_of_no_two_operations_are_the_same() -> None:
     for texts in ([op.info.meaning for op in Op], [op.info.does for op in Op], [op.words for op in Op]):
         assert all(texts)
@@ -42,9 +49,9 @@ def test_words_of_no_two_operations_are_the_same() -> None:
 
 def test_letters_in_rows_name_operations_of_the_same_kind() -> None:
     for op in Op:
-        whole = BY_LETTER[op.info.part_of] if op.info.part_of else None
-        assert whole is None or (whole.info.part_of is None and whole.info.computes)
-        assert not (whole and op.info.computes) or op.info.computes == whole.info.computes
+        full = BY_LETTER[op.info.part_of] if op.info.part_of else None
+        assert full is None or (full.info.part_of is None and full.info.computes)
+        assert not (full and op.info.computes) or op.info.computes == full.info.computes
         assert op.info.rest is None or BY_LETTER[op.info.rest].info.computes == op.info.computes
         assert op.info.colour is None or BY_LETTER[op.info.colour].info.colour == op.info.colour
     assert OTHER_END.keys() == TRANSFERS
@@ -59,13 +66,14 @@ FORMS = {
     "unit": " unit",
     "unit of a microbatch": " unit m",
     "segment or unit": " segment m| unit",
+    "instruction": " started",
 }
 
 
 def _form(step: Instruction, units: set[str]) -> set[str]:
     named = f"{' m' if step.microbatch is not None else ''}{' r' if step.peer is not None else ''}"
     if step.segment is None:
-        return {named}
+        return {named if step.handle is None else " started"}
     return {f" {kind}{named}" for kind in (["unit"] if step.segment in units else []) + ["segment"]}
 
 
@@ -100,7 +108,7 @@ def test_programs_keep_to_the_table() -> None:
             where = f"{op.name}: {step.short}"
             assert kind == "train" or info.evaluates, where
             assert step.op is Op.WAIT or _kinds(step.frees) <= {*info.reads, *info.frees}, where
-            assert _form(step, units) & set(FORMS[info.names].split("|")) or op is Op.WAIT, where
+            assert _form(step, units) & set(FORMS[info.names].split("|")), where
             groups = {c.axes for c in step.collectives}
             if info.stream == SHARDS:
                 assert step.stream.split("+")[0].startswith(("dp", "cp", "ep", "edp")), where

@@ -180,8 +180,8 @@ def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pass_of(step: Instruction) -> str:
     """The pass of which an instruction is a part: an all-to-all of experts, or what runs behind it."""
-    whole = step.op.info.part_of
-    return "" if whole is None else step._replace(op=BY_LETTER[whole]).short
+    full = step.op.info.part_of
+    return "" if full is None else step._replace(op=BY_LETTER[full]).short
 
 
 def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTimes:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Literal, Self
 
-Names = Literal["nothing", "microbatch", "segment", "transfer", "unit", "unit of a microbatch", "segment or unit"]
+Names = Literal[
+    "nothing", "microbatch", "segment", "transfer", "unit", "unit of a microbatch", "segment or unit", "instruction"
+]
 Pass = Literal["forward", "backward", "recomputation", "replay"]
 Started = Literal["collective", "all-to-all", "send", "receive", "copy"]
 
@@ -22,7 +24,7 @@ SMALL_SUMS = "norm and other sums"
 
 @dataclass(frozen=True)
 class OpInfo:
-    """A row of the table. What a row leaves out is so for an operation of training alone that runs on the compute stream."""
+    """A row of the table. Fields that a row leaves out are those of an operation of training alone, on the compute stream."""
 
     letter: str
     """The first word of the short form and of a line of text."""
@@ -45,11 +47,11 @@ class OpInfo:
     computes: Pass | None = None
     """The pass over a segment that it is, or is a part of."""
     starts: Started | None = None
-    """What it starts, for a WAIT to join."""
+    """The thing that it starts, for a WAIT to join."""
     stream: str = COMPUTE
     """The stream that it runs on."""
     carries: str | None = None
-    """What a send, a receive or an all-to-all carries; a send and a receive that carry the same are two ends of a transfer."""
+    """The content of a send, a receive or an all-to-all; a send and a receive with the same are two ends of a transfer."""
     part_of: str | None = None
     """The letter of the pass that it is a part of, where that pass runs in parts (`parts.py`)."""
     place: int = 0
@@ -188,7 +190,8 @@ class Op(Enum):
         "starts the all-gather of parameters after the update (ZeRO-1 and 2)", names="unit", reads=("params",),
         writes=("params",), starts="collective", stream=GROUP, time="compute/communication contention")
     WAIT = OpInfo("wait", "join what was started",
-        "joins what an earlier instruction started, named by that one's short form; frees what it has left", evaluates=True)
+        "joins what an earlier instruction started, named by that one's short form; frees what it has left",
+        names="instruction", evaluates=True)
     # fmt: on
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a Python function, and slow
