@@ -1,6 +1,7 @@
 """The table of operations: every operation has one row, programs keep to it, and no second table stands beside it."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fourfold.program import Instruction, Op, lower_pipeline, ops
+from fourfold.program import Instruction, Op, buffers, lower_pipeline, ops
+from fourfold.program.buffers import BUFFERS
 from fourfold.program.ops import BY_LETTER, FROM_HOST, GROUP, OTHER_END, SHARDS, STARTS, TO_HOST, TRANSFERS
 from tests.program.test_mutations import CASES
 from tests.support.programs import QWEN3_MOE, evaluation_pipeline, make_spec
@@ -118,6 +120,24 @@ def test_programs_keep_to_the_table() -> None:
         assert {kind for step, _, _ in steps for kind in _kinds(step.writes)} == set(info.writes), op
         assert info.evaluates == any(kind == "evaluate" for _, kind, _ in steps), op
     assert {op for op in Op if op.info.stream in (TO_HOST, FROM_HOST)} == {Op.OFFLOAD, Op.FETCH}
+
+
+def test_every_buffer_of_a_program_has_a_row() -> None:
+    """Its name has the form that the row states; every row occurs."""
+    found = set()
+    for case in CASES.values():
+        spec = make_spec(**case)
+        for program in lower_pipeline(spec):
+            for kind in program.buffer_kinds:
+                name, _, rest = buffers.device(kind.example).partition("/")
+                microbatch = re.search(r"(?:^|/)m\d+$", rest)
+                owner = rest[: microbatch.start()] if microbatch else rest
+                assert bool(microbatch) == BUFFERS[name].of.endswith("/m"), kind.example
+                assert bool(owner) == BUFFERS[name].of.startswith(("/U", "/S")), kind.example
+                found.add(name)
+    assert found == BUFFERS.keys()
+    named = {kind for op in Op for kind in (*op.info.reads, *op.info.writes, *op.info.frees)}
+    assert {buffers.device(kind) for kind in named} == BUFFERS.keys()
 
 
 def test_what_is_started_is_joined() -> None:

@@ -1,20 +1,66 @@
-"""Names of a program's buffers. U is a unit, S a segment, m a microbatch.
+"""Buffers of programs: one row a kind of buffer, and their names. U is a unit, S a segment, m a microbatch."""
 
-params/U      unit U's full parameters in the compute format           hidden/S/m   input of segment S for microbatch m
-shard/U       this rank's shard of them (ZeRO-3)                       dhidden/S/m  the gradient of that input
-master/U      the shard in the master format, where formats differ     saved/S/m    what S's backward needs beside its input
-optimizer/U   optimizer states of the shard                            deferred/S/m operands of S's deferred weight gradients
-grad/U        full gradients of the unit                               batch/m      tokens, targets, positions
-grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     staging buffer of a reduction
-direction/U   the shard's part of Muon's directions                    matrices/U   those of all ranks with parts of a matrix
-home/U        this rank's results for the matrices whose home it is    homes/U      those of all homes
-dispatched/S/m, combined/S/m    a forward of S in parts, with rows for the experts, and with their outputs
-ddispatched/S/m, dcombined/S/m  a backward of S in parts, likewise
-host_saved/S/m, host_optimizer/U, host_master/U     the same as those without `host_`, in the host's memory
-rope          rotary tables                                            router/S     a router's balancing bias and load counts
-"""
+from dataclasses import dataclass
+from typing import Literal
 
 from fourfold.layout import FlatLayout
+
+Memory = Literal["parameters", "gradients", "optimizer", "activations", "temporary"]
+
+
+@dataclass(frozen=True)
+class BufferInfo:
+    """A row of the table. A buffer's name is its kind and what it is of: `params/b3`, `saved/b3/m0`, `batch/m0`, `rope`."""
+
+    kind: str
+    """The first part of the name."""
+    of: Literal["", "/U", "/S", "/S/m", "/m"]
+    """The rest of the name: a unit, a segment, with or without a microbatch, or nothing."""
+    holds: str
+    """The content."""
+    memory: Memory
+    """The part of memory that it is counted and coloured with."""
+    label: str | None = None
+    """A few words for people who read tables of memory; None: its kind."""
+    numel: Literal["padded_numel", "shard_numel"] | None = None
+    """Its elements, of a `FlatLayout`; None: `sizes.py` computes its bytes otherwise."""
+    format: Literal["compute", "master", "gradients"] | None = None
+    """Its number format, of a `StepSpec`, likewise."""
+
+
+# fmt: off
+_ROWS = (
+    BufferInfo("params", "/U", "a unit's full parameters in the compute format", "parameters", "parameters",
+        "padded_numel", "compute"),
+    BufferInfo("shard", "/U", "this rank's shard of them (ZeRO-3)", "parameters", "parameters (shards)",
+        "shard_numel", "compute"),
+    BufferInfo("grad", "/U", "full gradients of the unit", "gradients", "gradients", "padded_numel", "gradients"),
+    BufferInfo("grad_shard", "/U", "reduced gradients of the shard (ZeRO-2, 3)", "gradients", "gradients (shards)",
+        "shard_numel", "gradients"),
+    BufferInfo("reduce", "/U", "staging buffer of a reduction", "gradients", "staging buffers of reductions"),
+    BufferInfo("optimizer", "/U", "optimizer states of the shard", "optimizer", "optimizer states"),
+    BufferInfo("master", "/U", "the shard in the master format, where formats differ", "optimizer", "master weights",
+        "shard_numel", "master"),
+    BufferInfo("saved", "/S/m", "what a segment's backward needs beside its input", "activations", "activations"),
+    BufferInfo("hidden", "/S/m", "input of a segment for a microbatch", "activations", "hidden states"),
+    BufferInfo("dhidden", "/S/m", "the gradient of that input", "activations", "gradients of hidden states"),
+    BufferInfo("deferred", "/S/m", "operands of a segment's deferred weight gradients", "activations", "deferred wgrads"),
+    BufferInfo("dispatched", "/S/m", "a forward in parts, with rows for the experts", "activations"),
+    BufferInfo("combined", "/S/m", "a forward in parts, with the experts' outputs", "activations"),
+    BufferInfo("ddispatched", "/S/m", "a backward in parts, with rows for the experts", "activations"),
+    BufferInfo("dcombined", "/S/m", "a backward in parts, with the experts' gradients", "activations"),
+    BufferInfo("batch", "/m", "tokens, targets, positions", "temporary", "tokens"),
+    BufferInfo("rope", "", "rotary tables", "temporary", "rotary tables"),
+    BufferInfo("router", "/S", "a router's balancing bias and load counts", "temporary", "routers"),
+    BufferInfo("direction", "/U", "the shard's part of Muon's directions", "temporary", "directions (Muon)",
+        "shard_numel", "compute"),
+    BufferInfo("matrices", "/U", "those of all ranks with parts of a matrix", "temporary", "gathered directions (Muon)"),
+    BufferInfo("home", "/U", "this rank's results for the matrices whose home it is", "temporary", "orthogonal matrices"),
+    BufferInfo("homes", "/U", "those of all homes", "temporary", "gathered orthogonal matrices"),
+)
+# fmt: on
+BUFFERS = {row.kind: row for row in _ROWS}
+"""By kind. `host_` before a name: what it holds, in the host's memory."""
 
 
 def mark(microbatch: int) -> str:

@@ -4,7 +4,7 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.model.work import SavedParts
-from fourfold.program.buffers import device
+from fourfold.program.buffers import BUFFERS, device
 from fourfold.program.homes import placement
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import SCALAR_BYTES
@@ -56,17 +56,6 @@ def hidden_bytes(spec: StepSpec, segment: Segment) -> int:
     return depths * spec.layout.hidden_tokens * spec.model.hidden_size * DTYPE_BYTES[spec.compute]
 
 
-_UNIT_BUFFERS = {
-    "params": ("padded_numel", "compute"),
-    "shard": ("shard_numel", "compute"),
-    "master": ("shard_numel", "master"),
-    "grad": ("padded_numel", "gradients"),
-    "grad_shard": ("shard_numel", "gradients"),
-    "direction": ("shard_numel", "compute"),
-}
-"""Elements, of a `FlatLayout`, and number format, of a `StepSpec`."""
-
-
 def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
     """Size of one of a unit's buffers. Raises `KeyError` for a kind that units have not."""
     if kind == "reduce":
@@ -75,8 +64,10 @@ def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
         return _matrix_bytes(spec, kind, flat)
     if kind == "optimizer":
         return spec.state_bytes(flat.shard_numel, fewest_matrix_elements(flat))
-    numel, dtype = _UNIT_BUFFERS[kind]
-    size: int = getattr(flat, numel) * DTYPE_BYTES[getattr(spec, dtype)]
+    row = BUFFERS[kind]
+    if row.numel is None or row.format is None:
+        raise KeyError(kind)
+    size: int = getattr(flat, row.numel) * DTYPE_BYTES[getattr(spec, row.format)]
     return size
 
 

@@ -7,6 +7,7 @@ from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.model.spec import Segment
+from fourfold.program.buffers import BUFFERS
 from fourfold.program.communicators import num_communicators
 from fourfold.program.spec import StepSpec
 from fourfold.report.screen import NARROW, columns
@@ -23,28 +24,8 @@ FEW_WIDTH = 14
 LEAST_IMBALANCE = 0.0005
 """Share of a step below which imbalance is not worth a line."""
 
-KINDS = {
-    "params": "parameters",
-    "shard": "parameters (shards)",
-    "master": "master weights",
-    "optimizer": "optimizer states",
-    "grad": "gradients",
-    "grad_shard": "gradients (shards)",
-    "hidden": "hidden states",
-    "dhidden": "gradients of hidden states",
-    "saved": "activations",
-    "deferred": "deferred wgrads",
-    "reduce": "staging buffers of reductions",
-    "direction": "directions (Muon)",
-    "matrices": "gathered directions (Muon)",
-    "home": "orthogonal matrices",
-    "homes": "gathered orthogonal matrices",
-    "units": "full units beside the shards",
-    "batch": "tokens",
-    "rope": "rotary tables",
-    "router": "routers",
-    "workspace": "workspace",
-}
+KINDS = {kind: row.label or kind for kind, row in BUFFERS.items()}
+KINDS |= {"units": "full units beside the shards", "workspace": "workspace"}
 """Kinds of buffers as a person reads them."""
 
 

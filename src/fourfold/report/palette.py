@@ -6,6 +6,7 @@ step is blue, memory that comes and goes is warm. Time that computes is slate, s
 
 from typing import NamedTuple
 
+from fourfold.program.buffers import BUFFERS, Memory
 from fourfold.program.ops import Op
 
 
@@ -32,21 +33,27 @@ TIME = {
     "idle": Colour("bubble", "#d9dee5", "#2b333d", ("pipeline bubble", "imbalance", "waiting")),
 }
 
+
+def _buffers(memory: Memory) -> tuple[str, ...]:
+    """Kinds of buffers that are counted with a part of memory."""
+    return tuple(kind for kind, row in BUFFERS.items() if row.memory == memory)
+
+
 MEMORY = {
-    "parameters": Colour("parameters", "#1d4273", "#3f74b8", ("params", "shard", "units")),
-    "gradients": Colour("gradients", "#4c7db0", "#74a5d8", ("grad", "grad_shard", "reduce")),
-    "optimizer": Colour("optimizer states", "#9cc0e4", "#bcd6f0", ("optimizer", "master")),
+    "parameters": Colour("parameters", "#1d4273", "#3f74b8", (*_buffers("parameters"), "units")),
+    "gradients": Colour("gradients", "#4c7db0", "#74a5d8", _buffers("gradients")),
+    "optimizer": Colour("optimizer states", "#9cc0e4", "#bcd6f0", _buffers("optimizer")),
     "activations": Colour(
         "activations",
         "#c2512f",
         "#e0734f",
-        ("saved", "hidden", "dhidden", "deferred", "dispatched", "combined", "ddispatched", "dcombined"),
+        _buffers("activations"),
     ),
     "temporary": Colour(
         "temporary",
         "#e8b04b",
         "#efc26c",
-        ("workspace", "batch", "rope", "router", "direction", "matrices", "home", "homes"),
+        ("workspace", *_buffers("temporary")),
     ),
     "software": Colour("software", "#8b95a1", "#6d7884", ("software",)),
 }
