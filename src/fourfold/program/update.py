@@ -14,6 +14,8 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.totals import over
 from fourfold.program.view import RankView
 
+_COMPUTES = FORWARD_OPS | BACKWARD_OPS
+
 
 def append_update(steps: list[Step], view: RankView) -> list[Step]:
     """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the parameter all-gather of each unit, behind the next update."""
@@ -82,7 +84,7 @@ def _balance(view: RankView) -> list[Instruction]:
 def sum_counts(steps: list[Step], spec: StepSpec) -> list[Step]:
     """Adds the sum of valid targets before the first loss that is divided by it, and the sum of losses after the last loss."""
     layout, model = spec.layout, spec.model
-    computing = {pattern for pattern, _ in steps if pattern.op in FORWARD_OPS | BACKWARD_OPS}
+    computing = {pattern for pattern, _ in steps if pattern.op in _COMPUTES}
     losing = {pattern for pattern in computing if pattern.segment == "head"}
     heads = [i for i, (pattern, _) in enumerate(steps) if pattern in losing] if losing else []
     has_all_losses = layout.pp == 1 and not model.num_experts
