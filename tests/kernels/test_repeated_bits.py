@@ -53,7 +53,7 @@ def test_one_that_is_named_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_kernel_of_ours_uses_atomics() -> None:
-    """As the documentation says: a Triton program adds in one order unless it adds to memory that others add to."""
+    """The documentation says so: a Triton program adds in one order unless it adds to memory that others add to."""
     source = Path(__file__).parents[2] / "src/fourfold"
     kernels = [path for folder in ("kernels", "model") for path in (source / folder).rglob("*.py")]
     assert len(kernels) > 20

@@ -123,7 +123,7 @@ def test_programs_keep_to_the_table() -> None:
 
 
 def test_every_buffer_of_a_program_has_a_row() -> None:
-    """Its name has the form that the row states; every row occurs."""
+    """A buffer's name has the form that its row states; every row occurs."""
     found = set()
     for case in CASES.values():
         spec = make_spec(**case)

@@ -59,7 +59,7 @@ def worst_row(ours: Tensor, theirs: Tensor) -> float:
 
 
 def row_faults(name: str, ours: Tensor, theirs: Tensor, bound: float) -> Iterator[str]:
-    """That the worst row of a result is off by more than the bound, where it is."""
+    """A fault where the worst row of a result is off by more than the bound."""
     error = worst_row(ours, theirs)
     if not error <= bound:
         yield f"its {name} is off by {error:.1e}, where {bound:.0e} is allowed"

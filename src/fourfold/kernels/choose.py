@@ -135,7 +135,7 @@ class Contest(ABC, Generic[Case]):
     @property
     @abstractmethod
     def key(self) -> str:
-        """All that the times depend on."""
+        """The text that times are remembered under: device, case, versions."""
 
     @property
     def names(self) -> Collection[str]:
@@ -148,7 +148,7 @@ class Contest(ABC, Generic[Case]):
         return self.names
 
     def results(self, backend: Backend[Case]) -> object:
-        """Its results, made anew at every call, which have to repeat their bits where the run asks for that."""
+        """Results of a back end, made anew at every call: their bits have to repeat where the run asks for that."""
         return None
 
     @abstractmethod

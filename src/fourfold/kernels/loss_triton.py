@@ -35,11 +35,11 @@ def statistics_kernel(  # type: ignore[no-untyped-def]
     """One row: its maximum, the sum of exp(logit - maximum), and the logit of `column`, 0 where that is not `here`."""
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * row_stride
-    lanes = tl.arange(0, BLOCK)
+    places = tl.arange(0, BLOCK)
     highest = tl.full([BLOCK], LOWEST, SUM_DTYPE)
     sums = tl.zeros([BLOCK], SUM_DTYPE)
     for first in range(0, width, BLOCK):
-        columns = first + lanes
+        columns = first + places
         values = tl.load(start + columns, mask=columns < width, other=-float("inf")).to(SUM_DTYPE)
         higher = tl.maximum(highest, values)
         sums = sums * tl.exp(highest - higher) + tl.exp(values - higher)

@@ -106,7 +106,7 @@ def _faults(backend: Backend[PointwiseCase], case: PointwiseCase) -> Iterator[st
 
 
 def _weighted_faults(ops: Operations, case: PointwiseCase) -> Iterator[str]:
-    """Those of the experts' SwiGLU times a weight of each row, and of its backward where it has kernels."""
+    """Faults of the experts' SwiGLU times a weight of each row, and of its backward where it has kernels."""
     grad, gate_up = _inputs(case)[:2]
     weights = torch.linspace(0.1, 1, len(grad), dtype=grad.dtype, device=grad.device)
     given = gate_up.clone()

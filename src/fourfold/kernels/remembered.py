@@ -44,7 +44,7 @@ def folder() -> Path:
 
 
 def key_of(case: DeviceCase) -> str:
-    """All that the times depend on: the device's name, the case but for its model, versions."""
+    """The text that times are remembered under: the device's name, the case but for its model, versions."""
     device = torch.cuda.get_device_name(case.device) if case.device.type == "cuda" else case.device.type
     sizes = [f"{name} {getattr(case, name)}" for name in case.__dataclass_fields__ if name not in ("device", "model")]
     return ", ".join([device, *sizes, f"torch {torch.__version__}", *map(_version, PACKAGES)])

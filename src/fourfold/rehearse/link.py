@@ -129,7 +129,7 @@ class RehearsedLinks:
 
 
 def rehearsed_host_link(journal: Journal, streams: Streams, device: torch.device) -> HostLink:
-    """Both directions. `DeviceKernels` checks each copy, and whether its memory is pinned."""
+    """A link in both directions. `DeviceKernels` checks each copy, and whether its memory is pinned."""
     return HostLink(device, _stream(journal, streams, "to host"), _stream(journal, streams, "from host"))
 
 

@@ -173,7 +173,7 @@ def _fill(flat: FlatLayout, index: int, out: Tensor) -> None:
 
 
 def _operations(journal: Journal) -> Operations:
-    """Those of torch, but for the counts that a dispatcher reads from the device: experts are chosen equally often."""
+    """Operations of torch, but for the counts that a dispatcher reads from the device: experts are chosen equally often."""
 
     def host_counts(totals: Tensor, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         journal.wait("host_counts: rows to each expert")

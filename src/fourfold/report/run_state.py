@@ -152,7 +152,7 @@ def _number(value: Any, default: float | None = None) -> Any:
 
 
 CHOICES = {"loss": "cross-entropy", "pointwise": "SwiGLU and rotary embedding"}
-"""What a back end was chosen for, where the event's kind does not say it (`kernels.kinds`)."""
+"""The work that a back end was chosen for, where the event's kind does not say it (`kernels.kinds`)."""
 
 
 def describe_event(event: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ _EVERYTHING: dict[str, Any] = {
 def flash_attn(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
 ) -> Attended:
-    """As `torch_attention.flash`."""
+    """Attention by the package, called as `torch_attention.flash` is."""
     package = import_module(f"{NAME}.flash_attn_interface")
 
     value = v.shape[-1]
@@ -52,7 +52,7 @@ def flash_attn_backward(
     scale: float,
     documents: Visible | None = None,
 ) -> Gradients:
-    """As `torch_attention.flash_backward`."""
+    """Gradients by the package, called as `torch_attention.flash_backward` is."""
     package = import_module(f"{NAME}.flash_attn_interface")
 
     sizes = q.shape[-1], k.shape[-1], v.shape[-1]

@@ -117,7 +117,7 @@ def _key_ranges(visible: Visible, blocks: Blocks) -> tuple[Integers, Integers]:
 
 
 def _query_ranges(visible: Visible, blocks: Blocks) -> tuple[Integers, Integers]:
-    """The same for every tile of keys."""
+    """Starts and ends of the queries that see a tile of keys, for every tile."""
     ranges = [visible.queries_of(columns) for columns in tiles((0, visible.keys), blocks.keys, visible.keys)]
     return _starts_and_ends(ranges, blocks.queries)
 
