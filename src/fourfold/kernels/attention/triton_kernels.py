@@ -1,4 +1,4 @@
-"""The tiles of `tiled` as three Triton kernels: forward, gradients of keys and values, gradient of queries.
+"""The tiles of `model.tiled_attention` as three Triton kernels: forward, gradients of keys and values, gradient of queries.
 
 A program holds one tile and walks through the tiles that see it, whose range the host computes from `Visible`. The gradient of
 queries has a kernel of its own, which computes the scores once more: adding to it from many programs at once would give other bits

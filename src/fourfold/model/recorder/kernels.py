@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fourfold.model.recorder.shape_tensor import ShapeTensor
 
 NORM_PROGRAMS = 256
-"""Parts of the gradient of a norm's weight; equals `fused.norm_launches.MOST_PROGRAMS`."""
+"""Parts of the gradient of a norm's weight; equals `kernels.norm_triton.MOST_PROGRAMS`."""
 
 
 def _kernel(reads: Sequence[ShapeTensor | None], *written: ShapeTensor) -> None:
