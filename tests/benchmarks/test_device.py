@@ -105,7 +105,7 @@ def test_every_part_is_a_command_that_exists(tmp_path: Path) -> None:
     script = ["bash", str(ROOT / "benchmarks/device.sh"), "--out", str(tmp_path)]
     listed = subprocess.run([*script, "--list"], env=environment, capture_output=True, text=True, timeout=60)
     assert listed.returncode == 0, listed.stderr
-    assert len(listed.stdout.splitlines()) == 11
+    assert len(listed.stdout.splitlines()) == 12
     run = subprocess.run(
         [*script, "--only", "machine", "graphs", "memory"], env=environment, capture_output=True, text=True, timeout=200
     )
