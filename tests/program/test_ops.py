@@ -11,7 +11,19 @@ import pytest
 
 from fourfold.program import Instruction, Op, buffers, lower_pipeline, ops
 from fourfold.program.buffers import BUFFERS
-from fourfold.program.ops import BY_LETTER, FROM_HOST, GROUP, OTHER_END, SHARDS, STARTS, TO_HOST, TRANSFERS
+from fourfold.program.ops import (
+    BY_LETTER,
+    COMPUTE_OPS,
+    FROM_HOST,
+    GRADIENT_OPS,
+    GROUP,
+    OTHER_END,
+    SHARDS,
+    SMALL_SUMS,
+    STARTS,
+    TO_HOST,
+    TRANSFERS,
+)
 from tests.program.test_mutations import CASES
 from tests.support.programs import QWEN3_MOE, evaluation_pipeline, make_spec
 from tools import instruction_table
@@ -58,6 +70,22 @@ def test_letters_in_rows_name_operations_of_the_same_kind() -> None:
         assert op.info.colour is None or BY_LETTER[op.info.colour].info.colour == op.info.colour
     assert OTHER_END.keys() == TRANSFERS
     assert all(OTHER_END[OTHER_END[op]] is op for op in TRANSFERS)
+
+
+def test_rows_of_kinds_of_time_and_phases_agree() -> None:
+    """A row's fields say the same of an operation as each other, where one follows from another."""
+    for op in Op:
+        info = op.info
+        assert (info.time == SMALL_SUMS) == (info.names == "nothing"), (
+            "only what is of the step alone sums a few numbers"
+        )
+        assert (info.time == "optimizer") == (info.colour == "U"), op
+        if info.computes and info.computes != "replay":
+            assert (info.phase or "").startswith(info.computes), op
+            assert BY_LETTER[info.part_of or info.letter].info.colour == info.colour, op
+        later = [each for each in COMPUTE_OPS if each.info.part_of == "B" and each.info.place > info.place]
+        if info.part_of == "B" and op in GRADIENT_OPS and later:
+            assert info.rest == max(later, key=lambda each: each.info.place).info.letter
 
 
 FORMS = {

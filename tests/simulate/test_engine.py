@@ -259,6 +259,9 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     )
     assert 0 < waited.times.makespan - ahead.times.makespan <= published
     assert contended.times.makespan > ahead.times.makespan
+    contention, sums = "compute/communication contention", "norm and other sums"
+    assert contended.spent[0][contention] > ahead.spent[0].get(contention, 0.0)
+    assert contended.spent[0][sums] == pytest.approx(ahead.spent[0][sums])
     assert min(min(spent.values()) for spent in (*ahead.spent, *contended.spent)) >= -1e-12
 
 
