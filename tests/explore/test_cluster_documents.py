@@ -122,6 +122,17 @@ def test_the_roofline_s_kernels_are_those_that_a_step_is_priced_by(run: str | No
             assert (each["flops"], each["bound"]) == (0, "memory")
 
 
+@pytest.mark.parametrize("placement", ["shard", "owner"])
+def test_the_roofline_has_all_kernels_of_the_optimizer(placement: str) -> None:
+    """Muon's momentum and its orthogonalization too, wherever it takes place."""
+    overrides = {"optimizer.name": "muon", "optimizer.placement": placement}
+    found = document("roofline", run="preset:llama3-70b", overrides=overrides)
+    spent = simulate("preset:llama3-70b", overrides).summary.spent
+    expected = sum(rank["optimizer"] for rank in spent) / len(spent)
+    drawn = [each["step_seconds"] for each in found["kernels"] if each["phase"] == "optimizer"]
+    assert sum(drawn) == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_matmul_s_roof_is_that_of_its_format() -> None:
     """The head's are not in the low-precision one."""
     found = document("roofline", run="preset:llama3-70b", gemm_dtype="fp8")

@@ -174,13 +174,14 @@ class Op(Enum):
         reads=("grad", "grad_shard"), phase="gradient norm", time=SMALL_SUMS)
     MOMENTUM = OpInfo("M", "momentum of matrices",
         "moves Muon's momentum of a unit's hidden matrices, and makes the directions of the shard", names="unit",
-        reads=("grad", "grad_shard", "optimizer"), writes=("direction", "optimizer"), time="optimizer", colour="U")
+        reads=("grad", "grad_shard", "optimizer"), writes=("direction", "optimizer"), phase="optimizer",
+        time="optimizer", colour="U")
     BRING = OpInfo("A", "all-gather directions (Muon)",
         "starts the all-gather of a unit's directions over the ranks that have parts of its matrices", names="unit",
         reads=("direction",), writes=("matrices",), fills=True, starts="collective", stream=GROUP)
     ORTHOGONALIZE = OpInfo("O", "orthogonalize own matrices",
         "computes the steps of the matrices that this rank owns (Newton-Schulz)", names="unit", reads=("direction", "matrices"),
-        writes=("home",), time="optimizer", colour="U")
+        writes=("home",), phase="optimizer", time="optimizer", colour="U")
     ALL_GATHER_HOMES = OpInfo("Q", "all-gather orthogonal matrices", "starts the all-gather of what all owners computed",
         names="unit", reads=("home",), writes=("homes",), fills=True, starts="collective", stream=GROUP)
     UPDATE = OpInfo("U", "optimizer update", "runs the optimizer on this rank's shard", names="unit",
