@@ -23,9 +23,9 @@ class BufferInfo:
     label: str | None = None
     """A few words for people who read tables of memory; None: its kind."""
     numel: Literal["padded_numel", "shard_numel"] | None = None
-    """Its elements, of a `FlatLayout`; None: `sizes.py` computes its bytes otherwise."""
+    """The number of its elements, of a `FlatLayout`; None: `sizes.py` computes its bytes otherwise."""
     format: Literal["compute", "master", "gradients"] | None = None
-    """Its number format, of a `StepSpec`, likewise."""
+    """The number format, of a `StepSpec`, likewise."""
 
 
 # fmt: off

@@ -20,7 +20,7 @@ _Extents = tuple[tuple[int, int], ...]
 
 
 def num_communicators(spec: StepSpec, pp_rank: int) -> int:
-    """Those of a rank of that pipeline coordinate; 0 where transfers and sums go over gloo, or there is one rank."""
+    """The number of a rank of that pipeline coordinate; 0 where transfers and sums go over gloo, or there is one rank."""
     layout = spec.layout
     if spec.transport != "native" or layout.world_size == 1:
         return 0
@@ -31,7 +31,7 @@ def num_communicators(spec: StepSpec, pp_rank: int) -> int:
 
 
 def fewest_communicators(transport: Transport, devices: int, pp: Any, tp: int) -> Any:
-    """As few as a layout of these degrees may have, for a number of stages or an array of them: of all ranks, of tp, of the
+    """The fewest that a layout of these degrees may have, for a number of stages or an array of them: of all ranks, of tp, of the
     ranks that read different tokens, and to one neighbour either way."""
     inner, is_connected = pp * tp, transport == "native" and devices > 1
     return is_connected * (1 + (1 < tp < devices) + ((inner > 1) & (inner < devices)) + 2 * (pp > 1))

@@ -137,7 +137,7 @@ def _checksum(view: RankView) -> list[Declared]:
 
 
 def _replay(me: Segment, m: int, view: RankView) -> list[Declared]:
-    """It reads the inputs of its backward, its results and a block's output, and writes nothing new."""
+    """Declares a replay, which reads the inputs of its backward, its results and a block's output, and writes nothing new."""
     if not view.spec.replay or me.kind == "embedding":
         return []
     grads, policy = [f"grad/{unit}" for unit in me.units], view.stages.policies[me.name]

@@ -51,5 +51,5 @@ def _backward(place: int, me: Segment, m: int, view: RankView) -> tuple[list[str
 
 
 def _parameters(me: Segment, view: RankView, experts: bool) -> list[str]:
-    """Those of its experts too, or of its other half alone."""
+    """Parameters of its experts too, or of its other half alone."""
     return [f"params/{unit}" for unit in me.units if experts or view.flats[unit].domain != "expert"]

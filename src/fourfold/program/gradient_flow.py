@@ -152,7 +152,7 @@ class _Flow:
             held[key] = held.get(key, 0) | bit
 
     def _replay(self, index: int, step: Pattern, m: int) -> None:
-        """It compares the gradient of one backward, as that made it."""
+        """Compares the gradient of one backward, as that made it."""
         alone = {((step.segment or "", Op.BACKWARD.value), ()): 1 << m}
         for written, _ in step.writes:
             if self.full.get(written[5:]) != alone:
@@ -183,7 +183,7 @@ class _Flow:
                 sum_over(target, more)
 
     def _reduce_tied(self, index: int, step: Pattern) -> None:
-        """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
+        """Adds what both holders have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
         unit = step.segment or ""
         held, before = self._final(unit), self._wanted(unit) - Counter(["tied"])
         full = sources({key: numbers for key, numbers in held.items() if Counter(key[1]) == before})

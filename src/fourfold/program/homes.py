@@ -23,10 +23,10 @@ a port of 400 Gb/s."""
 
 @dataclass(frozen=True)
 class MatrixHomes:
-    """The same on every rank. `bring`: axes over which directions are gathered first, because their ranks have parts of a matrix.
-    `homes`: axes over whose ranks matrices are shared out; none: every rank orthogonalizes what it has elements of. `slot`:
-    elements of the results of the home that has most. `work`, `workspace_bytes`: of the rank that has most, for which the others
-    wait; `spread_work`: what that rank would have without homes."""
+    """Owners of matrices, equal on all ranks. `bring`: axes over which directions are gathered first, because their ranks have
+    parts of a matrix. `homes`: axes over whose ranks matrices are shared out; none: every rank orthogonalizes what it has elements
+    of. `slot`: elements of the results of the home that has most. `work`, `workspace_bytes`: of the rank that has most, for which
+    the others wait; `spread_work`: what that rank would have without homes."""
 
     bring: tuple[str, ...] = ()
     homes: tuple[str, ...] = ()

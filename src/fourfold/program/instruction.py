@@ -53,7 +53,7 @@ class Instruction(NamedTuple):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """Its collectives, in order."""
+        """Collectives of its work, in order."""
         return self.work.collectives
 
     @property

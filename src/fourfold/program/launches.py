@@ -78,7 +78,7 @@ def waits_of_host(step: Instruction | Pattern, view: RankView) -> int:
 
 
 def _counts_on_device(spec: StepSpec) -> bool:
-    """As `model.experts.dispatch.plan_route` and `model.torch_grouped` have it."""
+    """Whether the device counts the rows of experts, as `model.experts.dispatch.plan_route` and `model.torch_grouped` have it."""
     model, layout = spec.model, spec.layout
     fits = spec.compute == "bf16" and not model.hidden_size % 8 and not model.moe_ffn_size // layout.etp % 8
     return layout.ep == 1 and model.capacity_factor is None and fits

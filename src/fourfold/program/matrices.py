@@ -69,7 +69,7 @@ def is_split(matrix: Matrix) -> bool:
 
 
 def within(matrices: tuple[Matrix, ...], start: int, end: int) -> tuple[Matrix, ...]:
-    """Those that elements [start, end) of the flat buffer are parts of."""
+    """Matrices that elements [start, end) of the flat buffer are parts of."""
     return tuple(matrix for matrix in matrices if matrix.start < end and start < matrix.end)
 
 

@@ -86,7 +86,7 @@ def state_buffers(view: RankView, unit: str) -> tuple[str, ...]:
 
 
 def resident_states(view: RankView, unit: str) -> tuple[str, ...]:
-    """The same, where they lie between steps."""
+    """Buffers of a unit's states, where they lie between steps."""
     states = state_buffers(view, unit)
     return tuple(map(name.host, states)) if view.spec.layout.offload_optimizer else states
 

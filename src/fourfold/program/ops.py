@@ -55,7 +55,7 @@ class OpInfo:
     part_of: str | None = None
     """The letter of the pass that it is a part of, where that pass runs in parts (`parts.py`)."""
     place: int = 0
-    """Its place among the computing parts of that pass, or among the all-to-alls between them."""
+    """The place among the computing parts of that pass, or among the all-to-alls between them."""
     rest: str | None = None
     """The letter of the operation that writes the rest of a new gradient of which it writes a part."""
     phase: str | None = None

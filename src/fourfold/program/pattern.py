@@ -142,7 +142,7 @@ def _names(names: tuple[str, ...], m: int | None) -> Names:
 
 
 def _read(step: Instruction) -> tuple[int | None, tuple[Names, Names, Names], str | None]:
-    """Its microbatch, its buffers, and its handle with `m*` for the microbatch."""
+    """Microbatch and buffers of an instruction, and its handle with `m*` for the microbatch."""
     m, handle = step.microbatch, step.handle
     if step.op is Op.WAIT and m is None and handle:
         found = _NUMBER.search(handle)
@@ -224,7 +224,7 @@ class Steps(Sequence[Instruction]):
         return repr(self.instructions)
 
     def mapped(self, change: Callable[[Instruction], Instruction]) -> "Steps":
-        """The same with instructions changed, those of a pattern all alike."""
+        """Steps with instructions changed, those of a pattern all alike."""
         changed = {each: each.like(new) for each in self.microbatches if (new := change(each.first)) is not each.first}
         if not changed:
             return self

@@ -39,7 +39,7 @@ class Buffers(Mapping[str, int]):
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> "Buffers":
-        """The same as an ordinary mapping, in its order."""
+        """Buffers from an ordinary mapping, in its order."""
         found: dict[tuple[str, int], set[int]] = {}
         kinds = []
         for name, size in sizes.items():

@@ -31,11 +31,11 @@ class SegmentPasses:
         return self._passed.get((op.value, segment), 0)
 
     def halved(self, segment: str) -> int:
-        """Those whose backward is split."""
+        """Microbatches whose backward is split."""
         return self.of(Op.BACKWARD_INPUT, segment) | self.of(Op.BACKWARD_WEIGHT, segment)
 
     def without_loss(self) -> Iterator[int]:
-        """Those whose loss the rank's head has not given yet."""
+        """Microbatches whose loss the rank's head has not given yet."""
         if any(segment.kind == "head" for segment in self._view.segments):
             yield from bits(self.every & ~self.of(self.loss_op, "head"))
 

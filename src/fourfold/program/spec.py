@@ -38,7 +38,7 @@ class StepSpec:
     recipe: GemmRecipe | None = None
 
     def at_step(self, step: int, faults: FaultsSection) -> "StepSpec":
-        """The same step with the checks that are due in step number `step`, from 0."""
+        """The step with the checks that are due in step number `step`, from 0."""
 
         def due(every: int) -> bool:
             return every > 0 and (step + 1) % every == 0
@@ -56,7 +56,7 @@ class StepSpec:
         return 2 if self.overlaps_experts and not find_schedule(self.layout.schedule).pairs_passes else 1
 
     def with_microbatches(self, number: int) -> "StepSpec":
-        """The same step with another number of microbatches."""
+        """The step with another number of microbatches."""
         return replace(self, layout=replace(self.layout, num_microbatches=number))
 
     def for_evaluation(self, sequences: int) -> "StepSpec":

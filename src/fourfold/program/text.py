@@ -20,7 +20,7 @@ _HEADS = {"kind": 2, "pp_rank": 2, "buffer": 3, "resident": 2, "saves": 4}
 
 
 def to_text(program: Program) -> str:
-    """As read by `from_text`."""
+    """Text that `from_text` reads."""
     lines = [HEADER, f"kind {program.kind}", f"pp_rank {program.pp_rank}"]
     lines += [f"buffer {name} {size}" for name, size in program.buffers.items()]
     lines += [f"resident {name}" for name in program.resident]

@@ -42,16 +42,16 @@ class PlannedTransfer(NamedTuple):
 
     @property
     def buffer(self) -> str:
-        """Its name for microbatch 0."""
+        """The buffer's name for microbatch 0."""
         return (name.dhidden if self.gradient else name.hidden)(self.segment, 0)
 
     def send(self, work: Work) -> Instruction:
-        """Its start at the source, of microbatch 0."""
+        """The instruction that starts it at the source, of microbatch 0."""
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
         return Instruction(op, self.segment, 0, self.target, None, (self.buffer,), (), (), work, 0, "pp")
 
     def receive(self, work: Work) -> Instruction:
-        """Its start at the target, of microbatch 0."""
+        """The instruction that starts it at the target, of microbatch 0."""
         op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
         return Instruction(op, self.segment, 0, self.source, None, (), (self.buffer,), (), work, 0, "pp")
 

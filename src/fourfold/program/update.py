@@ -54,7 +54,7 @@ def append_update(steps: list[Step], view: RankView) -> list[Step]:
 
 
 def _reduce_tied(view: RankView) -> list[Instruction]:
-    """Both stages that hold the tied embedding add their gradients of it, once a step, after their own reductions."""
+    """Stages that hold the tied embedding add their gradients of it, once a step, after their own reductions."""
     if view.tied_unit is None:
         return []
     flat = view.flats[view.tied_unit]

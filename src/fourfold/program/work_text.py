@@ -24,7 +24,7 @@ def is_plain(work: Work) -> bool:
 
 
 def work_text(work: Work) -> str:
-    """As read by `parse_work`: `gemm 512 192 1024 | elementwise 100 50 3 | start all_gather tp 100 2 tp.1 | join tp.1`."""
+    """Text that `parse_work` reads: `gemm 512 192 1024 | elementwise 100 50 3 | start all_gather tp 100 2 tp.1 | join tp.1`."""
     return " | ".join(map(_format_item, work.items))
 
 

@@ -35,7 +35,7 @@ def needs(compute: Compute, num_stages: int) -> list[Compute]:
 
 
 def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], times: StageTimes) -> Execution:
-    """As-soon-as-possible times; in time linear in the number of entries."""
+    """Times when all begins as soon as it can; in time linear in the number of entries."""
     num_stages = len(stage_ranks)
     row = 1 + max((max(map(itemgetter(2), order)) for order in orders if order), default=0)
     gradients, last = num_stages * row, num_stages - 1

@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"\d{1,7}", re.ASCII)
 
 
 def order_text(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int] | None = None) -> str:
-    """As read by `parse_orders`."""
+    """Text that `parse_orders` reads."""
     lines = ["# op stage.microbatch: F forward, B backward, I and W its input and weight halves"]
     if stage_ranks is not None:
         lines.append("stages " + " ".join(map(str, stage_ranks)))

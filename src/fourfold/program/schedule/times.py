@@ -45,7 +45,7 @@ class StageTimes:
         weight_gradient: float = 1.0,
         transfer: float = 0.0,
     ) -> Self:
-        """The same for every stage. By default F = I = W = 1: a full backward takes two forwards."""
+        """Times that are equal for every stage. By default F = I = W = 1: a full backward takes two forwards."""
         return cls((forward,) * num_stages, (input_gradient,) * num_stages, (weight_gradient,) * num_stages, transfer)
 
     @property
