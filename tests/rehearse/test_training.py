@@ -1,6 +1,10 @@
 """All of a training, rehearsed in small: what it keeps of the large run, what it goes through, and the faults that it finds."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from fourfold.rehearse.journal import RehearsalFault
 from fourfold.rehearse.small import AXES, MOST_RANKS, small_run
 from fourfold.rehearse.training import rehearse_training, require_host_memory
 from tests.support.grid import others_are_rest
+from tests.support.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KEPT = ("zero", "schedule", "outermost", "offload_optimizer", "overlap_experts", "prefetch")
@@ -94,3 +99,29 @@ def test_a_fault_of_the_device_alone_is_found(tmp_path: Path, monkeypatch: pytes
     kept = Path(str(raised.value).rpartition(" is kept in ")[2])
     assert list((kept / "run" / "logs").iterdir())
     shutil.rmtree(kept)
+
+
+@pytest.mark.rest
+def test_a_signal_ends_the_training_in_small(tmp_path: Path) -> None:
+    """With all of its processes, and its folder."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "fourfold", "train", "preset:llama3.1-8b-128", "--rehearse"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: any(tmp_path.glob("fourfold-rehearsal-*/run/metrics.jsonl")), process)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors.strip()) == (143, "stopped by SIGTERM")
+        assert not list(tmp_path.glob("fourfold-*"))
+        left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in _words(path)]
+        assert left == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _words(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return ""

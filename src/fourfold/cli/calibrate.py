@@ -1,10 +1,7 @@
 """`fourfold calibrate`: measures this machine and writes a cluster file of it, or one device and writes its file."""
 
 import platform
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from fourfold.cli.options import Flag, check_new_file, print_json, write_new_fil
 from fourfold.config import UserError
 from fourfold.hardware import parse_cluster
 from fourfold.launch.machine import memory_bytes, num_cores, require_packages
+from fourfold.supervise.signals import stopped_by_signals
 
 FORMATS = ("fp32", "bf16", "fp64")
 MOST_RANKS = 64
@@ -114,24 +112,6 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
         print(line)
     print(f"written to {out}; use it as: fourfold simulate RUN.toml --cluster {out}")
     return 0
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an exception does, so that everything it has started ends with it."""
-
-    def stop(number: int, frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        raise SystemExit(128 + number)
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _counts(text: str) -> list[int]:

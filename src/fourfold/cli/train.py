@@ -124,6 +124,7 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     from fourfold.report.format_run import layout_line, model_line, transport_lines
     from fourfold.report.screen import print_screen
     from fourfold.runtime.graph import check_graphs
+    from fourfold.supervise.signals import stopped_by_signals
 
     config = load_run(run, overrides)
     check_request(config, ranks)
@@ -141,7 +142,7 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     print_screen([*lines, host_memory_line(need, machine), ""])
     require_host_memory(need, machine)
     try:
-        with preparing("training in small on devices that are not there"):
+        with stopped_by_signals(), preparing("training in small on devices that are not there"):
             trained = rehearse_training(resolved)
     except NoSmallRun as error:
         print_screen([f"not rehearsed: a training in small, which this run has not: {error}"])

@@ -6,6 +6,7 @@ The ranks are real processes with real numbers under a real supervisor; torch sa
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from fourfold.rehearse.journal import RehearsalFault
 from fourfold.rehearse.small import RESUMED_STEPS, SmallRun, small_run
 
 DEVICES = "FOURFOLD_FAKE_DEVICES"
+STOP_SECONDS = 10.0
+"""Seconds that a training in small has to end its ranks after somebody stops the rehearsal."""
 ON_IMPORT = Path(__file__).parent / "on_import"
 _OTHERS = (
     "RANK",
@@ -99,8 +102,11 @@ def _train(folder: Path, ranks: int, *changes: str) -> None:
         try:
             code = process.wait()
         except BaseException:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
         if code != 0:

@@ -1,6 +1,7 @@
 """The signals that end a supervisor, and how a launch ended."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,3 +44,21 @@ class StopRequests:
         finally:
             for number in taken:
                 signal.signal(number, before[number] or signal.SIG_DFL)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as an exception does, so that everything it has started ends with it."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + number)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
