@@ -1,8 +1,12 @@
 """Supervisors that torchrun, Slurm, Kubernetes or a person start: how each reads its environment."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from fourfold.config import RunConfig, UserError, parse_run
+from fourfold.launch import external
 from fourfold.launch.external import member_of, start_token, with_master
 from fourfold.launch.shares import all_ranks, here_of
 
@@ -16,6 +20,17 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "a",
 }
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_NODELIST": "gpu[07-09,12],login"}
+
+
+def test_a_process_without_its_launcher_is_alone() -> None:
+    """No variable that is read stays; all others do."""
+    read = set(re.findall(r'"([A-Z][A-Z_]*[A-Z])"', Path(external.__file__).read_text()))
+    assert {"RANK", "PET_NNODES", "NODE_RANK", "SLURM_STEP_TASKS_PER_NODE"} <= read
+    others = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "2"}
+    assert external.without_launcher({**dict.fromkeys(read, "1"), **others}) == others
+    for environment in (TORCHRUN, SLURM, {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "node1"}):
+        assert member_of(environment) is not None
+        assert member_of(external.without_launcher(environment)) is None
 
 
 def run() -> RunConfig:

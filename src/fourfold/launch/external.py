@@ -80,6 +80,11 @@ def member_of(environment: Mapping[str, str], nodes: int | None = None, node_ran
     )
 
 
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is alone: without the variables in which launchers tell a process its place."""
+    return {key: value for key, value in environment.items() if not key.startswith(_OF_LAUNCHERS)}
+
+
 def _index_and_count(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
     index, count = (_number(environment, name) for name in names)
     if index >= count:
@@ -94,6 +99,19 @@ def _is_told(environment: Mapping[str, str], names: Sequence[str]) -> bool:
 _RANKS = ("RANK", "WORLD_SIZE")
 _OF_A_RANK = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 """Variables of launchers that start a process for each rank."""
+_OF_LAUNCHERS = (
+    "JOB_COMPLETION_INDEX",
+    "LOCAL_",
+    "MASTER_",
+    "NNODES",
+    "NODE_RANK",
+    "PET_",
+    "RANK",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "WORLD_SIZE",
+)
+"""Beginnings of all variables that this file reads."""
 _COUNTS = ("NNODES", "PET_NNODES")
 _INDICES = ("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID")
 _SLURM_LAUNCH = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")

@@ -20,6 +20,7 @@ from fourfold.config import UserError
 from fourfold.config.run_file import dump_run
 from fourfold.config.run_rows import read_rows
 from fourfold.hardware import Cluster
+from fourfold.launch.external import without_launcher
 from fourfold.launch.host_memory import HostNeed, host_line
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.rehearse.journal import RehearsalFault
@@ -29,20 +30,8 @@ DEVICES = "FOURFOLD_FAKE_DEVICES"
 STOP_SECONDS = 10.0
 """Seconds that a training in small has to end its ranks after somebody stops the rehearsal."""
 ON_IMPORT = Path(__file__).parent / "on_import"
-_OTHERS = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "MASTER_",
-    "FOURFOLD_",
-    "SLURM_",
-    "PMI",
-    "OMPI_",
-    "TORCHELASTIC_",
-    "GROUP_",
-    "ROLE_",
-)
-"""Variables of a launcher around this process, which are for its own ranks."""
+_OWN = "FOURFOLD_"
+"""The beginning of variables of a supervisor around this process, which are for its own ranks."""
 
 
 class NoSmallRun(UserError):
@@ -91,7 +80,7 @@ def require_host_memory(need: HostNeed, cluster: Cluster | None) -> None:
 def _train(folder: Path, ranks: int, *changes: str) -> None:
     """One launch, in a process of its own. Raises `RehearsalFault` where it does not end well."""
     command = [sys.executable, "-m", "fourfold", "train", str(folder / "run.toml"), *changes]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
+    environment = {key: value for key, value in without_launcher(os.environ).items() if not key.startswith(_OWN)}
     paths = [str(ON_IMPORT), *filter(None, [environment.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), DEVICES: str(ranks), "XDG_CACHE_HOME": str(folder / "cache")}
     with open(folder / "printed", "w+", encoding="utf-8", errors="replace") as printed:
