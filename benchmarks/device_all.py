@@ -61,7 +61,7 @@ def parts(folder: Path, cuda: int) -> list[Part]:
         Part("graphs", "a run whose steps a CUDA graph replays", 60, (runs, "graphs"), TRAINING),
         Part("memory", "a run that runs out of memory", 60, (runs, "memory"), TRAINING),
         Part("ways", "runs that take other ways through the runtime", 120, (runs, "ways"), TRAINING),
-        Part("calibrate", "this device as a file", 75, (*calibrate, "--seconds", "50" if cuda else "10"), FOURFOLD),
+        Part("calibrate", "this device as a file", 100, (*calibrate, "--seconds", "50" if cuda else "10"), FOURFOLD),
         Part("steps", "steps beside predictions and plain torch", 240, (own, "steps", "230", device), FOURFOLD),
         Part("kernels", "kernels of an 8B Llama", 60, (own, "kernels"), FOURFOLD),
         Part("pieces", "memory-bound pieces beside other ways", 60, ("benchmarks/device_pieces.py",), FOURFOLD),

@@ -1,12 +1,13 @@
 """`fourfold calibrate` measures each kind of fp32 matmul with the library that a run computes it with, the faster one."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from fourfold.calibrate import kernels
+from fourfold.calibrate import kernels, steps
 from fourfold.calibrate.clock import Meter
 from fourfold.calibrate.describe import describe
 from fourfold.calibrate.kernels import accumulated_rate, plain_rate, weight_pool
@@ -73,6 +74,18 @@ def test_steps_are_timed_by_it_too(monkeypatch: pytest.MonkeyPatch, entered: lis
         entered.clear()
         measure_steps(0, CPU, [TABLE], 0.0, by_library)
         assert bool(entered) == bool(by_library)
+
+
+@pytest.mark.parametrize(("most", "measured"), [(0.0, 1), (75.0, 2), (1e3, 4)])
+def test_the_choices_among_kernels_count_in_the_time_of_steps(
+    most: float, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, runner = iter(range(0, 10_000, 10)), SimpleNamespace(step=lambda *_: 0.1, kind_seconds=lambda clock: {})
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    monkeypatch.setattr(steps, "StepRunner", lambda *_: runner)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    found = measure_steps(0, CPU, [TABLE] * 4, 0.0, (), most=most)
+    assert len(found) == measured
 
 
 def test_the_file_says_which() -> None:

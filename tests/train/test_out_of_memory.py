@@ -21,7 +21,7 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.step import StepOutOfMemory
 from fourfold.runtime.units import share_parameters
-from fourfold.train.out_of_memory import SAVES_ENOUGH, out_of_memory
+from fourfold.train.out_of_memory import SAVES_ENOUGH, _asked, out_of_memory
 from tests.support.parity_ranks import LINKS, initialized_units, prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks
@@ -170,6 +170,15 @@ def test_what_lacked_memory_once_is_tried_again(tmp_path: Path) -> None:
     assert chosen.backend.name == "other"
     chosen = choose(_contest({}), Alone(CPU), "auto", "", cache, lambda call: next(times), True)
     assert chosen.backend.name == "one"
+
+
+def test_of_a_long_message_of_the_device_the_request_is_kept() -> None:
+    long = (
+        "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.12 GiB is free. "
+        "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    )
+    assert _asked(torch.OutOfMemoryError(long)) == "CUDA out of memory. Tried to allocate 1.96 GiB."
+    assert _asked(RuntimeError("out of memory: you tried\nmore")) == "out of memory: you tried"
 
 
 def test_where_nothing_is_left_to_change_more_ranks_are_named() -> None:

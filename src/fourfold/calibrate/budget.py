@@ -21,8 +21,8 @@ WEIGHTS = {
     "attention": 2.0,
     "memory and launches": 0.7,
     "operators": 1.0,
-    "whole steps": 3.0,
-    "steps to check with": 1.5,
+    "whole steps": 5.0,
+    "steps to check with": 2.5,
 }
 """Shares of the time."""
 

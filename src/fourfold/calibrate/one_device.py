@@ -3,7 +3,6 @@ check."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fourfold.calibrate.budget import Shares
@@ -63,14 +62,23 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
         samples += run(measure_operators, dtype=dtype, seconds=shares.next("operators"))
         most = memory.total_bytes or host_bytes
         tables = _affordable(tables, kind, peak, most, shares.peek("whole steps"))
-        timed = partial(run, measure_steps, alone=True, by_library=by_library)
-        steps = timed(tables=tables, window=shares.next("whole steps") / 2 / len(tables))
+
+        def steps_of(some: list[Table], share: str) -> list[dict[str, float]]:
+            seconds = shares.next(share)
+            window = seconds / 2 / len(some)
+            found: list[dict[str, float]] = run(
+                measure_steps, tables=some, window=window, by_library=by_library, alone=True, most=seconds
+            )
+            return found
+
+        steps = steps_of(tables, "whole steps")
         if kind == "cuda":
             context = run(measure_context)
         checked = _affordable(
             shapes_of(kind).checked_tables(dtype), kind, peak, most, shares.peek("steps to check with")
         )
-        seconds = timed(tables=checked, window=shares.next("steps to check with") / 2 / len(checked))
+        seconds = steps_of(checked, "steps to check with")
+    tables, checked = tables[: len(steps)], checked[: len(seconds)]
     for table, measured in zip(tables, steps, strict=True):
         samples += pass_samples(table, kind, measured)
     rate = max(s.work.flops / s.seconds for s in samples if s.family == MATMULS)

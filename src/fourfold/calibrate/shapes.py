@@ -1,6 +1,6 @@
 """The shapes that one device is measured with: large, skinny and small ones, of a size that suits a GPU or a processor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -42,17 +42,18 @@ class Shapes:
 
     def fitted_tables(self, dtype: str) -> list[dict[str, Any]]:
         """Run tables of the steps that constants are fitted to."""
-        return list(self._tables(((2, *each) for each in self.models), dtype))
+        return list(self._tables([(2, *each) for each in self.models], dtype))
 
     def checked_tables(self, dtype: str) -> list[dict[str, Any]]:
         """Run tables of other steps."""
-        return list(self._tables(iter(self.checked), dtype))
+        return list(self._tables(self.checked, dtype))
 
-    def _tables(self, models: Iterator[tuple[int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:
-        for layers, hidden, ffn, vocabulary in models:
-            width = max(self.head_sizes[0], min(128, hidden // 8))
-            model = {"num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "vocab_size": vocabulary}
-            for sequences, length in self.batches:
+    def _tables(self, models: Sequence[tuple[int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:
+        """Every model with the first batch before any with the next: the time may end before all are measured."""
+        for sequences, length in self.batches:
+            for layers, hidden, ffn, vocabulary in models:
+                width = max(self.head_sizes[0], min(128, hidden // 8))
+                model = {"num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "vocab_size": vocabulary}
                 yield {
                     "model": {**model, "num_heads": hidden // width},
                     "batch": {"global_sequences": 2 * sequences, "sequence_length": length, "steps": 1},

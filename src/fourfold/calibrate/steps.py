@@ -1,5 +1,6 @@
 """Steps of real programs on random tokens: what the executor needs, without corpus or run folder; each instruction's time."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -143,12 +144,19 @@ def measure_steps(
     window: float,
     by_library: tuple[str, ...],
     alone: bool = False,
+    most: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Median seconds of a step and of each kind of instruction, for each run table on one rank of its own. All ranks run it at the
-    same time, each for itself. `alone`: by the device's own time."""
+    same time, each for itself. `alone`: by the device's own time. `most`: seconds of all together, the choices among kernels
+    counted; tables for which too little of it is left, as long as the one before took, have no answer. The first always has."""
     answers: list[dict[str, Any]] = []
     now = own_time(device) if alone else time.perf_counter
+    opened = before = time.perf_counter()
     for table in tables:
+        begin = time.perf_counter()
+        if answers and begin - opened + (begin - before) > most:
+            break
+        before = begin
         runner = StepRunner(table, 1, 0, device, now, by_library)
         runner.step()
         dist.barrier()

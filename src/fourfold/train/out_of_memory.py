@@ -1,6 +1,7 @@
 """A rank without memory, in an instruction or around the steps: where it stood, what it was predicted to need, and which keys need
 less."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -43,7 +44,7 @@ def out_of_memory(
     return FinalFailure(
         f"rank {context.rank} ran out of memory at step {step} #{index} `{program.instructions[index].short}`: predicted peak "
         f"{_size(peak.bytes)} at #{peak.index} `{program.instructions[peak.index].short}`{_measured(context.device)} "
-        f"[{str(error).splitlines()[0]}]; {cure}"
+        f"[{_asked(error)}]; {cure}"
     )
 
 
@@ -57,8 +58,15 @@ def out_of_memory_around(error: Exception, config: RunConfig, context: RankConte
     cure = _first_that_fits(config, spec, "train", SAVES_ENOUGH * need)
     return FinalFailure(
         f"rank {context.rank} ran out of memory around its steps: a step's predicted peak {_size(need)}"
-        f"{_measured(context.device)} [{str(error).splitlines()[0]}]; {_held_by_others(context.device)}{cure}"
+        f"{_measured(context.device)} [{_asked(error)}]; {_held_by_others(context.device)}{cure}"
     )
+
+
+def _asked(error: Exception) -> str:
+    """The words of an allocator as far as its request. CUDA's go on about the device, whose figures the message has."""
+    line = str(error).splitlines()[0]
+    asked = re.match(r".*?Tried to allocate [\d.]+ \w+\.", line)
+    return asked.group() if asked is not None else line
 
 
 def _held_by_others(device: torch.device) -> str:
