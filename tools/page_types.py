@@ -1,4 +1,4 @@
-"""Writes the page's generated sources: TypeScript of the documents' types, and the palette as CSS and TypeScript.
+"""Writes the page's generated sources: TypeScript of the documents' types and of operations, the palette as CSS and TypeScript.
 
 python -m tools.page_types            writes them
 python -m tools.page_types --check    fails where they are not up to date
@@ -6,10 +6,13 @@ python -m tools.page_types --check    fails where they are not up to date
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fourfold.explore.pipeline import TIMES
 from fourfold.explore.schema import SCHEMAS, json_schema
+from fourfold.program.ops import Op
 from fourfold.report.palette import PALETTE, Colour
 
 FOLDER = Path("src/fourfold/explore/page/src/generated")
@@ -90,13 +93,28 @@ def palette_source() -> str:
     def table(colours: dict[str, Colour]) -> dict[str, Any]:
         return {key: {"name": each.name, "kinds": list(each.kinds)} for key, each in colours.items()}
 
-    content = json.dumps({group: table(colours) for group, colours in PALETTE.items()}, indent=2)
+    groups = {group: table(colours) for group, colours in PALETTE.items()}
+    for each in groups["operation"].values():
+        del each["kinds"]  # operations know their colours: `ops.ts`
+    content = json.dumps(groups, indent=2)
     return f"// {_HEAD.format('fourfold.report.palette')}\nexport const palette = {content} as const;\n"
+
+
+def operations_source(operations: Iterable[Op] = Op) -> str:
+    """`ops.ts`: a row for every operation of programs, and the times that a pipeline of one's own may set."""
+    rows = [{"letter": op.value, "phase": op.info.phase, "colour": op.info.colour} for op in operations]
+    lines = "".join(f"  {json.dumps(row)},\n" for row in rows)
+    kind = "{ letter: string; phase: string | null; colour: string | null }"
+    return (
+        f"// {_HEAD.format('fourfold.program.ops')}\nexport const ops: readonly {kind}[] = [\n{lines}];\n"
+        f"export const times = {json.dumps(TIMES)} as const;\n"
+    )
 
 
 def sources() -> dict[Path, str]:
     """The content of every generated file."""
     made = {"documents.ts": documents_source(), "palette.css": palette_css(), "palette.ts": palette_source()}
+    made["ops.ts"] = operations_source()
     return {FOLDER / name: text for name, text in made.items()}
 
 

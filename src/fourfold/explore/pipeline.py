@@ -39,7 +39,7 @@ OWN = {"schedule": str, "ranks": int, "microbatches": int, "virtual_stages": int
 """Keys that the page adds to a setup. `times`: F, I and W of all stages of a rank together, so that schedules with several stages
 compare with those that have one, and a transfer, in any unit; left out: seconds on the cluster."""
 _SHAPE = ("schedule", "ranks", "microbatches", "virtual_stages")
-_TIMES = ("F", "I", "W", "transfer")
+TIMES = ("F", "I", "W", "transfer")
 _MOST_SLOTS = 65_536
 _MOST_RANKS = 128
 
@@ -189,10 +189,10 @@ def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTime
     if set_by_hand is None:
         resolved, _, prices = priced_setup(drawn.setup)
         return stage_seconds(resolved.spec, prices, resolved.compiled)
-    if set(set_by_hand) != set(_TIMES) or not all(
+    if set(set_by_hand) != set(TIMES) or not all(
         0 <= each <= 1e9 and math.isfinite(each) for each in set_by_hand.values()
     ):
-        raise Malformed(f"times = {set_by_hand}: allowed: {', '.join(_TIMES)}, each from 0 to 1e9")
+        raise Malformed(f"times = {set_by_hand}: allowed: {', '.join(TIMES)}, each from 0 to 1e9")
     part = drawn.resolved.layout.virtual_stages
-    forward, inputs, weights, transfer = (set_by_hand[name] for name in _TIMES)
+    forward, inputs, weights, transfer = (set_by_hand[name] for name in TIMES)
     return StageTimes.uniform(sizes.num_stages, forward / part, inputs / part, weights / part, transfer)

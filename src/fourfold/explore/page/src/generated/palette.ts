@@ -114,46 +114,22 @@ export const palette = {
   },
   "operation": {
     "F": {
-      "name": "forward",
-      "kinds": [
-        "F",
-        "E>",
-        "Z>"
-      ]
+      "name": "forward"
     },
     "B": {
-      "name": "backward",
-      "kinds": [
-        "B",
-        "E<",
-        "Z<"
-      ]
+      "name": "backward"
     },
     "I": {
-      "name": "input gradient",
-      "kinds": [
-        "I"
-      ]
+      "name": "input gradient"
     },
     "W": {
-      "name": "weight gradient",
-      "kinds": [
-        "W"
-      ]
+      "name": "weight gradient"
     },
     "K": {
-      "name": "recompute",
-      "kinds": [
-        "K"
-      ]
+      "name": "recompute"
     },
     "U": {
-      "name": "optimizer",
-      "kinds": [
-        "U",
-        "M",
-        "O"
-      ]
+      "name": "optimizer"
     }
   }
 } as const;

@@ -1,21 +1,18 @@
 /** A pipeline document as lanes of a timeline, and its slots in words. */
 
 import type { PipelineDocument } from "$generated/documents.ts";
-import { palette } from "$generated/palette.ts";
 import { unpacked } from "$lib/api/packed.ts";
+import { operationColour, operationName } from "$lib/palette.ts";
 import { firstAfter, type Kind, type Lane, type Spot } from "$lib/timeline/lanes.ts";
 import { perCent } from "$lib/units.ts";
 
-const OPERATIONS = ["F", "B", "I", "W"] as const;
-export const kinds: readonly Kind[] = OPERATIONS.map((op) => ({
-  name: palette.operation[op].name,
-  colour: `var(--operation-${op})`,
-}));
 type Numbers = ArrayLike<number>;
 
 /** A document with its columns read, by slot counted over all ranks. `first`: where each rank's slots begin. */
 export interface Schedule {
   document: PipelineDocument;
+  /** Of its operations. */
+  kinds: readonly Kind[];
   lanes: readonly Lane[];
   first: readonly number[];
   stage: Numbers;
@@ -32,9 +29,7 @@ export function scheduleOf(document: PipelineDocument, path = true): Schedule {
   const first = [0, ...slots.number.map((number) => (sum += number))];
   const [start, end] = [slots.start, slots.end].map(unpacked) as [Float64Array, Float64Array];
   const [kind, critical] = [slots.operation, slots.critical].map(unpacked) as [Uint8Array, Uint8Array];
-  // the page's kinds have another order than a document may have
-  const order = document.operations.map((op) => OPERATIONS.indexOf(op as "F"));
-  const kindOf = order.every((place, index) => place === index) ? kind : kind.map((each) => order[each] ?? 0);
+  const kinds = document.operations.map((op) => ({ name: operationName(op), colour: operationColour(op) }));
   const [stage, microbatch] = [unpacked(slots.stage), unpacked(slots.microbatch)];
   const several = document.virtual_stages > 1;
   const lanes = slots.number.map((number, rank): Lane => {
@@ -44,16 +39,16 @@ export function scheduleOf(document: PipelineDocument, path = true): Schedule {
       note: perCent((document.idle[rank] ?? 0) / (document.makespan || 1)),
       start: start.subarray(from, to),
       end: end.subarray(from, to),
-      kind: kindOf.subarray(from, to),
+      kind: kind.subarray(from, to),
       ...(path ? { marked: critical.subarray(from, to) } : {}),
       text: (index) =>
         several
-          ? `${OPERATIONS[kindOf[from + index] ?? 0]}${stage[from + index]}.${microbatch[from + index]}`
+          ? `${document.operations[kind[from + index] ?? 0]}${stage[from + index]}.${microbatch[from + index]}`
           : `${microbatch[from + index]}`,
     };
   });
   const [live, idle, waits] = [unpacked(activations.live), unpacked(activations.idle), unpacked(slots.waits)];
-  return { document, lanes, first, stage, microbatch, waits, live, idle };
+  return { document, kinds, lanes, first, stage, microbatch, waits, live, idle };
 }
 
 /** A slot, counted over all ranks; undefined where the rank has none there. */
@@ -65,7 +60,7 @@ function slotOf({ lanes, first }: Schedule, { lane, index }: Spot): number | und
 export function slotName(schedule: Schedule, spot: Spot): string {
   const slot = slotOf(schedule, spot);
   if (slot === undefined) return "";
-  const op = OPERATIONS[schedule.lanes[spot.lane]?.kind[spot.index] ?? 0];
+  const op = schedule.document.operations[schedule.lanes[spot.lane]?.kind[spot.index] ?? 0];
   return `${op}${schedule.stage[slot]}.${schedule.microbatch[slot]}`;
 }
 
@@ -77,7 +72,7 @@ export function slotAt(schedule: Schedule, spot: Spot) {
   return {
     start: lane.start[spot.index] ?? 0,
     end: lane.end[spot.index] ?? 0,
-    kind: kinds[lane.kind[spot.index] ?? 0]?.name ?? "",
+    kind: schedule.kinds[lane.kind[spot.index] ?? 0]?.name ?? "",
     stage: schedule.stage[slot] ?? 0,
     microbatch: schedule.microbatch[slot] ?? 0,
     bytes: schedule.document.activations.bytes[schedule.live[slot] ?? 0] ?? 0,
@@ -113,7 +108,7 @@ export function plainOf(schedule: Schedule): object {
   const events = schedule.lanes.map((lane, rank) =>
     Array.from(lane.start, (start, index) => {
       const slot = (schedule.first[rank] ?? 0) + index;
-      const op = OPERATIONS[lane.kind[index] ?? 0];
+      const op = schedule.document.operations[lane.kind[index] ?? 0];
       return [start, lane.end[index], op, schedule.stage[slot], schedule.microbatch[slot]];
     }),
   );

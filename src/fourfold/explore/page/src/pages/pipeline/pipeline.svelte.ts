@@ -1,6 +1,7 @@
 /** What the page's address says of the pipeline, with what holds where it says nothing. */
 
 import type { StepDocument } from "$generated/documents.ts";
+import { times as PASSES } from "$generated/ops.ts";
 import { catalog } from "$lib/api/catalog.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
@@ -8,7 +9,8 @@ import { setupOf } from "$lib/state/setup.ts";
 import type { Params } from "$lib/state/url.ts";
 import { valuesOf } from "../strategy/editing.svelte.ts";
 
-export const PASSES = ["F", "I", "W", "transfer"] as const;
+/** Passes whose times a pipeline of one's own may set. */
+export { PASSES };
 export type Pass = (typeof PASSES)[number];
 /** Parameters of a pipeline of one's own, beside the set-up's. */
 const OWN = ["ranks", "microbatches", "v", "schedule", "times", ...PASSES];

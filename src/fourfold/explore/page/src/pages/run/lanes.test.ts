@@ -1,5 +1,7 @@
 import { expect, test } from "vitest";
 import type { RankTimeline } from "$generated/documents.ts";
+import { ops } from "$generated/ops.ts";
+import { operationColour } from "$lib/palette.ts";
 import { kindOf, kinds, lanesOf } from "./lanes.ts";
 import { rangeFrom, rangeText } from "./range.ts";
 
@@ -36,6 +38,13 @@ test("an instruction has the kind of its first word", () => {
     "optimizer",
     "other",
   ]);
+});
+
+test("every operation is drawn in the colour of its row, those without one as other work", () => {
+  for (const { letter, colour } of ops.filter(({ letter }) => letter !== "wait"))
+    expect(kinds[kindOf(`${letter} b0 m0`)]?.colour).toBe(
+      colour ? operationColour(colour) : "var(--time-compute)",
+    );
 });
 
 test("instructions that take no time are left out, and spans do not overlap", () => {

@@ -1,14 +1,25 @@
 /** A step of every pipeline rank as lanes of a timeline: computation, and what its streams carry, measured beside predicted. */
 
 import type { LaneDocument, RankTimeline } from "$generated/documents.ts";
-import { palette } from "$generated/palette.ts";
-import { AXES, axisColour, axisName, axisOf } from "$lib/palette.ts";
+import {
+  AXES,
+  axisColour,
+  axisName,
+  axisOf,
+  OPERATIONS,
+  operationColour,
+  operationName,
+  operationOf,
+} from "$lib/palette.ts";
 import type { Kind, Lane } from "$lib/timeline/lanes.ts";
 
-const OPERATIONS = ["F", "B", "I", "W", "K", "U"] as const;
-const [WAIT, OTHER, FIRST_AXIS] = [6, 7, 8] as const;
+const [WAIT, OTHER, FIRST_AXIS] = [0, 1, 2].map((more) => OPERATIONS.length + more) as [
+  number,
+  number,
+  number,
+];
 export const kinds: readonly Kind[] = [
-  ...OPERATIONS.map((op) => ({ name: palette.operation[op].name, colour: `var(--operation-${op})` })),
+  ...OPERATIONS.map((op) => ({ name: operationName(op), colour: operationColour(op) })),
   { name: "waiting", colour: "var(--time-idle)" },
   { name: "other", colour: "var(--time-compute)" },
   ...AXES.map((axis) => ({ name: axisName(axis), colour: axisColour(axis) })),
@@ -26,10 +37,8 @@ export interface StepLane extends Lane {
 export const kindOf = (instruction: string): number => {
   const word = instruction.split(" ", 1)[0] ?? "";
   if (word === "wait") return WAIT;
-  const found = OPERATIONS.findIndex((op) =>
-    (palette.operation[op].kinds as readonly string[]).includes(word),
-  );
-  return found < 0 ? OTHER : found;
+  const colour = operationOf(word);
+  return colour === undefined ? OTHER : OPERATIONS.indexOf(colour);
 };
 
 /** Lanes of every rank: of each source its computation, then its communication, half as high. */
