@@ -101,7 +101,7 @@ class MetricsDocument(TypedDict):
 
 
 @exact
-class LaneDocument(TypedDict):
+class StepTimes(TypedDict):
     """A step of a rank, by instruction, in seconds. `streams`: the instruction that starts it, begin, end, the stream's name."""
 
     step: int | None
@@ -117,8 +117,8 @@ class RankTimeline(TypedDict):
     pp_rank: int
     rank: int | None
     instructions: list[str]
-    measured: LaneDocument | None
-    predicted: LaneDocument | None
+    measured: StepTimes | None
+    predicted: StepTimes | None
 
 
 @exact

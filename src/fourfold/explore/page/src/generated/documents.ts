@@ -420,14 +420,6 @@ export interface KindDocument {
   measured_seconds: number;
 }
 
-/** A step of a rank, by instruction, in seconds. `streams`: the instruction that starts it, begin, end, the stream's name. */
-export interface LaneDocument {
-  step: number | null;
-  starts: number[];
-  ends: number[];
-  streams: ([number, number, number, string])[];
-}
-
 /** A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ. */
 export interface LayoutDocument {
   pp: number;
@@ -747,8 +739,8 @@ export interface RankTimeline {
   pp_rank: number;
   rank: number | null;
   instructions: string[];
-  measured: LaneDocument | null;
-  predicted: LaneDocument | null;
+  measured: StepTimes | null;
+  predicted: StepTimes | null;
 }
 
 /** Ring attention over one sequence. `runs`: positions of each rank's tokens. `scores`: of each rank in all turns; `contiguous_scores`: where every rank had one run of tokens instead. */
@@ -950,6 +942,14 @@ export interface StepDocument {
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
+}
+
+/** A step of a rank, by instruction, in seconds. `streams`: the instruction that starts it, begin, end, the stream's name. */
+export interface StepTimes {
+  step: number | null;
+  starts: number[];
+  ends: number[];
+  streams: ([number, number, number, string])[];
 }
 
 /** A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed. */

@@ -1,6 +1,6 @@
 /** A step of every pipeline rank as lanes of a timeline: computation, and what its streams carry, measured beside predicted. */
 
-import type { LaneDocument, RankTimeline } from "$generated/documents.ts";
+import type { RankTimeline, StepTimes } from "$generated/documents.ts";
 import {
   AXES,
   axisColour,
@@ -60,7 +60,7 @@ export function lanesOf(timelines: readonly RankTimeline[], sources: readonly So
 
 type Spans = Pick<StepLane, "start" | "end" | "kind" | "index" | "text">;
 
-function computation(rank: RankTimeline, lane: LaneDocument): Spans {
+function computation(rank: RankTimeline, lane: StepTimes): Spans {
   const long = [...lane.ends.keys()].filter((each) => (lane.ends[each] ?? 0) > (lane.starts[each] ?? 0));
   const kept = Int32Array.from(long);
   return {
@@ -73,7 +73,7 @@ function computation(rank: RankTimeline, lane: LaneDocument): Spans {
 }
 
 /** What several streams carry at once is drawn from the end of what began before. */
-function communication(lane: LaneDocument): Spans {
+function communication(lane: StepTimes): Spans {
   const spans: [number, number, number, number][] = [];
   let free = 0;
   for (const [index, begin, end, axes] of lane.streams) {
