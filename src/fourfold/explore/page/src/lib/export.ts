@@ -1,5 +1,7 @@
 /** What a chart gives away: SVG with its colours written in, PNG, CSV, JSON. */
 
+import { escaped } from "./charts/shapes.ts";
+
 export interface Table {
   head: string[];
   rows: (string | number | null)[][];
@@ -59,7 +61,7 @@ const LINE = 17;
 /** Mean width of a letter of 12 pixels. */
 const LETTER = 6.4;
 
-/** A picture with its caption, as a file of its own. `inner`: an SVG's text, or the address of pixels. */
+/** A picture with its caption, as a file of its own. `inner`: an SVG's text. */
 export function captioned(inner: string, width: number, height: number, caption: Caption): string {
   const style = getComputedStyle(document.documentElement);
   const colour = (name: string): string => style.getPropertyValue(name).trim();
@@ -78,9 +80,7 @@ export function captioned(inner: string, width: number, height: number, caption:
     words: string,
     more = `fill="${colour("--soft")}" font-size="12"`,
   ): string => `<text x="${x}" y="${y}" ${more}>${escaped(words)}</text>`;
-  const picture = inner.startsWith("data:")
-    ? `<image x="${MARGIN}" y="${top}" width="${width}" height="${height}" href="${inner}"/>`
-    : inner.replace("<svg ", `<svg x="${MARGIN}" y="${top}" `);
+  const picture = inner.replace("<svg ", `<svg x="${MARGIN}" y="${top}" `);
   return [
     `<svg xmlns="${XML}" width="${full}" height="${bottom}" viewBox="0 0 ${full} ${bottom}" font-family="system-ui, sans-serif">`,
     `<rect width="100%" height="100%" fill="${colour("--surface")}"/>`,
@@ -125,9 +125,6 @@ function laidOut(
     return place;
   });
 }
-
-const escaped = (text: string): string =>
-  text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 
 /** An SVG's text as pixels, twice as many as it says. */
 export async function pngOf(text: string): Promise<Blob> {

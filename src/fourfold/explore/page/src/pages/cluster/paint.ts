@@ -1,7 +1,7 @@
 /** The drawing of a cluster: blocks with their links' load, devices by their group, the chosen group and its hops. */
 
 import type { ClusterDocument, GroupsDocument, SimulationDocument } from "$generated/documents.ts";
-import { inkOn, type Pen } from "$lib/charts/pen.ts";
+import { inkOn, type Resolved, type Shapes } from "$lib/charts/shapes.ts";
 import { axisColour } from "$lib/palette.ts";
 import { bytes, whole } from "$lib/units.ts";
 import { countBetween, eachBlock, type Places, placeOf, type Rect, type Shown, type Tier } from "./places.ts";
@@ -23,15 +23,15 @@ export interface Scene {
   width: number;
   height: number;
   /** Colours as they are on the page. */
-  resolved: (colour: string) => string;
+  resolved: Resolved;
 }
 
 const LEAST_PIXELS = 3.4;
 const MOST_HOPS = 64;
 const NAMED_HEAD = 14;
 
-/** Draws it; gives the number of blocks and devices that were drawn. */
-export function paint(pen: Pen, scene: Scene): number {
+/** Adds its shapes; gives the number of blocks and devices among them. */
+export function paint(shapes: Shapes, scene: Scene): number {
   const { scale, x, y, width, height } = scene;
   const view = { x: -x / scale, y: -y / scale, width: width / scale, height: height / scale };
   const onScreen = ({ x: left, y: top, width: wide, height: high }: Rect): Rect => ({
@@ -48,38 +48,38 @@ export function paint(pen: Pen, scene: Scene): number {
     drawn += 1;
     const rect = onScreen(block.rect);
     if (block.tier === 0) {
-      device(pen, scene, block.first, rect);
-      if (rect.width > 30 && rect.height > 16) later.push(() => named(pen, scene, block.first, rect));
-    } else if (block.whole) closed(pen, scene, block, rect);
-    else opened(pen, scene, block, tier, rect);
+      device(shapes, scene, block.first, rect);
+      if (rect.width > 30 && rect.height > 16) later.push(() => named(shapes, scene, block.first, rect));
+    } else if (block.whole) closed(shapes, scene, block, rect);
+    else opened(shapes, scene, block, tier, rect);
   });
-  wires(pen, scene, onScreen, view);
-  hops(pen, scene, onScreen);
+  wires(shapes, scene, onScreen, view);
+  hops(shapes, scene, onScreen);
   for (const each of later) each();
-  whereabouts(pen, onScreen(placeOf(scene.places, scene.rank)));
+  whereabouts(shapes, onScreen(placeOf(scene.places, scene.rank)));
   return drawn;
 }
 
 const groupColour = ({ groups }: Scene): string => (groups?.axes ? axisColour(groups.axes) : "var(--accent)");
 
-function device(pen: Pen, scene: Scene, index: number, rect: Rect): void {
+function device(shapes: Shapes, scene: Scene, index: number, rect: Rect): void {
   const ranks = scene.groups?.world_size ?? 0;
   const number = scene.numbers[index];
   const chosen = number !== undefined && number === scene.numbers[scene.rank];
   const radius = rect.width > 14 ? Math.min(5, rect.width / 8) : 0;
   const { x, y, width, height } = rect;
   if (scene.groups && index >= ranks) {
-    pen.rect(x, y, width, height, {
+    shapes.rect(x, y, width, height, {
       fill: "var(--surface)",
       ...(width > 5 ? { stroke: "var(--line)" } : {}),
       radius,
     });
   } else if (chosen) {
-    pen.rect(x, y, width, height, { fill: groupColour(scene), radius });
+    shapes.rect(x, y, width, height, { fill: groupColour(scene), radius });
   } else {
     // neighbouring groups differ in shade
     const alpha = number === undefined ? 0.75 : [0.95, 0.6, 0.78, 0.45][number % 4];
-    pen.rect(x, y, width, height, {
+    shapes.rect(x, y, width, height, {
       fill: "var(--device)",
       radius,
       ...(alpha === undefined ? {} : { alpha }),
@@ -87,18 +87,22 @@ function device(pen: Pen, scene: Scene, index: number, rect: Rect): void {
   }
   if (index === scene.rank || index === scene.hover) {
     const wide = Math.min(3, Math.max(1.5, width / 8));
-    pen.rect(x, y, width, height, { stroke: "var(--ink)", width: index === scene.rank ? wide : 1, radius });
+    shapes.rect(x, y, width, height, {
+      stroke: "var(--ink)",
+      width: index === scene.rank ? wide : 1,
+      radius,
+    });
   }
 }
 
-function named(pen: Pen, scene: Scene, index: number, { x, y, width, height }: Rect): void {
+function named(shapes: Shapes, scene: Scene, index: number, { x, y, width, height }: Rect): void {
   const number = scene.numbers[index];
   const chosen = number !== undefined && number === scene.numbers[scene.rank];
   const [middle, across] = [y + height / 2, x + width / 2];
   const long = 7.4 * String(index).length + 6;
   if (chosen && scene.members.length <= MOST_HOPS)
-    pen.rect(across - long / 2, middle - 8, long, 16, { fill: groupColour(scene), radius: 4 });
-  pen.text(across, middle, String(index), {
+    shapes.rect(across - long / 2, middle - 8, long, 16, { fill: groupColour(scene), radius: 4 });
+  shapes.text(across, middle, String(index), {
     fill: chosen ? inkOn(scene.resolved(groupColour(scene))) : "var(--ink)",
     align: "center",
     bold: index === scene.rank,
@@ -106,15 +110,15 @@ function named(pen: Pen, scene: Scene, index: number, { x, y, width, height }: R
 }
 
 /** A ring around a rank that is too small to be seen. */
-function whereabouts(pen: Pen, { x, y, width, height }: Rect): void {
+function whereabouts(shapes: Shapes, { x, y, width, height }: Rect): void {
   if (width > 9) return;
   const [across, down, radius] = [x + width / 2, y + height / 2, 13];
-  pen.rect(across - radius, down - radius, 2 * radius, 2 * radius, {
+  shapes.rect(across - radius, down - radius, 2 * radius, 2 * radius, {
     stroke: "var(--surface)",
     width: 5,
     radius,
   });
-  pen.rect(across - radius, down - radius, 2 * radius, 2 * radius, {
+  shapes.rect(across - radius, down - radius, 2 * radius, 2 * radius, {
     stroke: "var(--ink)",
     width: 2,
     radius,
@@ -122,23 +126,23 @@ function whereabouts(pen: Pen, { x, y, width, height }: Rect): void {
 }
 
 /** A block whose inside is too small: how full it is of the chosen group. */
-function closed(pen: Pen, scene: Scene, { first, count }: Shown, { x, y, width, height }: Rect): void {
+function closed(shapes: Shapes, scene: Scene, { first, count }: Shown, { x, y, width, height }: Rect): void {
   const ranks = Math.max(0, Math.min(count, (scene.groups?.world_size ?? count) - first));
-  pen.rect(x, y, width, height, { fill: "var(--device)", alpha: ranks ? 0.62 : 0.15 });
+  shapes.rect(x, y, width, height, { fill: "var(--device)", alpha: ranks ? 0.62 : 0.15 });
   const own = countBetween(scene.members, first, first + count);
   if (own) {
     const share = own / count;
-    pen.rect(x, y, width, height, { fill: "var(--surface)" });
-    pen.rect(x, y, width, height, { fill: groupColour(scene), alpha: 0.45 + 0.55 * Math.sqrt(share) });
+    shapes.rect(x, y, width, height, { fill: "var(--surface)" });
+    shapes.rect(x, y, width, height, { fill: groupColour(scene), alpha: 0.45 + 0.55 * Math.sqrt(share) });
   }
 }
 
-function opened(pen: Pen, scene: Scene, { first }: Shown, tier: Tier, rect: Rect): void {
+function opened(shapes: Shapes, scene: Scene, { first }: Shown, tier: Tier, rect: Rect): void {
   const { x, y, width, height } = rect;
   const small = Math.min(width, height);
   const radius = Math.min(10, small / 14);
   const level = tier.level;
-  pen.rect(x, y, width, height, {
+  shapes.rect(x, y, width, height, {
     fill: level !== undefined && level % 2 === 0 ? "var(--surface)" : "var(--inside)",
     ...(small > 12 ? { stroke: "var(--edge)" } : {}),
     radius,
@@ -147,7 +151,7 @@ function opened(pen: Pen, scene: Scene, { first }: Shown, tier: Tier, rect: Rect
   const inset = tier.left * unit;
   const head = (tier.top - tier.left) * unit;
   if (level === undefined) {
-    if (inset > 12) pen.text(x + inset, y + inset / 2, `plane ${(first / tier.devices) % planes(scene)}`, {});
+    if (inset > 12) shapes.text(x + inset, y + inset / 2, `plane ${(first / tier.devices) % planes(scene)}`);
     return;
   }
   const link = scene.cluster.levels[level];
@@ -162,27 +166,27 @@ function opened(pen: Pen, scene: Scene, { first }: Shown, tier: Tier, rect: Rect
       `${bytes(link.device_bytes_per_second)}/s a device`,
     ];
     const middle = y + (top - y) / 2 + 1.5;
-    pen.text(x + inset, middle, words[0] ?? "", { fill: "var(--ink)", bold: true });
+    shapes.text(x + inset, middle, words[0] ?? "", { fill: "var(--ink)", bold: true });
     const long = 7.2 * (words[0]?.length ?? 0) + 14;
-    if (room > long + 130) pen.text(x + inset + long, middle, words[1] ?? "", {});
+    if (room > long + 130) shapes.text(x + inset + long, middle, words[1] ?? "");
     if (level === scene.busiest && room > long + 290)
-      pen.text(x + width - inset, middle, "busiest", {
+      shapes.text(x + width - inset, middle, "busiest", {
         align: "right",
         fill: "var(--ink)",
         bold: true,
       });
   }
   if (!load || head < 2.5) return;
-  pen.rect(x + inset, top, room, thick, { fill: "var(--sunken)" });
+  shapes.rect(x + inset, top, room, thick, { fill: "var(--sunken)" });
   let left = x + inset;
   const filled = room * Math.min(1, load.full_share);
   for (const [axes, size] of Object.entries(load.sent_bytes)) {
     const long = (filled * size) / (load.total_bytes || 1);
-    pen.rect(left, top, long, thick, { fill: axisColour(axes) });
+    shapes.rect(left, top, long, thick, { fill: axisColour(axes) });
     left += long;
   }
   if (level === scene.busiest && named)
-    pen.rect(x + inset - 1.5, top - 1.5, room + 3, thick + 3, {
+    shapes.rect(x + inset - 1.5, top - 1.5, room + 3, thick + 3, {
       stroke: "var(--ink)",
       width: 1.5,
       radius: 2,
@@ -196,7 +200,7 @@ const planes = ({ cluster }: Scene): number => {
 };
 
 /** The links of a torus, with the ends that are joined drawn out of the picture's edge. */
-function wires(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rect): void {
+function wires(shapes: Shapes, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rect): void {
   const [level] = scene.cluster.levels;
   if (level?.kind !== "torus" || scene.scale < 12) return;
   const [rows, columns] = level.dimensions.slice(-2) as [number, number | undefined];
@@ -210,9 +214,9 @@ function wires(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rec
     const [row, column] = [Math.floor(at / columns), at % columns];
     const [gap, half] = [step * scene.scale - width, width / 2];
     const paint = { stroke: "var(--edge)", width: Math.min(3, width / 12) };
-    const stub = (points: [number, number][]): void => pen.line(points, { ...paint, dash: 3 });
+    const stub = (points: [number, number][]): void => shapes.line(points, { ...paint, dash: 3 });
     if (column < columns - 1)
-      pen.line(
+      shapes.line(
         [
           [x + width, y + half],
           [x + width + gap, y + half],
@@ -225,7 +229,7 @@ function wires(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rec
         [x + width + gap * 0.75, y + half],
       ]);
     if (row < rows - 1)
-      pen.line(
+      shapes.line(
         [
           [x + half, y + height],
           [x + half, y + height + gap],
@@ -251,7 +255,7 @@ function wires(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rec
 }
 
 /** Lines from member to member of the chosen group, in the order of a ring; those through the busiest level are thick. */
-function hops(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect): void {
+function hops(shapes: Shapes, scene: Scene, onScreen: (rect: Rect) => Rect): void {
   const { members, groups, places, cluster } = scene;
   if (members.length < 2 || members.length > MOST_HOPS || !groups) return;
   const centre = (member: number): [number, number] => {
@@ -268,8 +272,8 @@ function hops(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect): void {
     );
     const [from, to] = [centre(member), centre(next)];
     const bold = level === scene.busiest;
-    pen.line(bowed(from, to, scene.scale), { stroke: "var(--surface)", width: bold ? 6 : 4, alpha: 0.7 });
-    pen.line(bowed(from, to, scene.scale), { stroke: groupColour(scene), width: bold ? 3.5 : 1.8 });
+    shapes.line(bowed(from, to, scene.scale), { stroke: "var(--surface)", width: bold ? 6 : 4, alpha: 0.7 });
+    shapes.line(bowed(from, to, scene.scale), { stroke: groupColour(scene), width: bold ? 3.5 : 1.8 });
   });
 }
 

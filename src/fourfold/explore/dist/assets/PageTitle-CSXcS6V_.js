@@ -1,1 +1,0 @@
-import{F as e,M as t,N as n,W as r,X as i,Y as a,at as o,q as s}from"./index-CD5PTKC0.js";var c=e(`<header class="svelte-1ebao2x"><h1 class="svelte-1ebao2x"> </h1> <p class="svelte-1ebao2x"> </p></header>`);function l(e,l){var u=c(),d=s(u),f=a(d,!0),p=i(d,2),m=a(p,!0);o(u),r(()=>{t(f,l.title),t(m,l.lead)}),n(e,u)}export{l as t};
