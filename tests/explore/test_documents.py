@@ -1,9 +1,6 @@
 """Documents are what `--json` prints, and have the types from which the page's sources are generated."""
 
 import json
-import re
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +15,7 @@ from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS
 from fourfold.explore.setup import Malformed, read_setup
 from fourfold.explore.tasks.task import body_of, task_named
-from fourfold.program.ops import Op
-from tools.page_types import main, operations_source
+from tools.page_types import main
 
 SMALL = {
     "model.preset": "smollm2-135m",
@@ -153,22 +149,3 @@ def test_a_wild_value_is_an_ordinary_message(name: str, body: dict[str, Any], wo
         encoded(name, body, silent)
     assert words in str(error.value)
     assert "pydantic" not in str(error.value)
-
-
-def test_an_operation_comes_to_the_page_from_its_row_alone() -> None:
-    """A new operation needs no file of the page: the generated table has each, and no source beside it knows one by its letter."""
-    new = SimpleNamespace(value="@", info=SimpleNamespace(phase="forward", colour="F"))
-    rows = [
-        json.loads(line.rstrip(",")) for line in operations_source([*Op, new]).splitlines() if line.startswith("  {")
-    ]
-    assert rows == [{"letter": op.value, "phase": op.info.phase, "colour": op.info.colour} for op in [*Op, new]]
-    page = Path(__file__).parents[2] / "src/fourfold/explore/page/src"
-    sources = [path for kind in ("*.ts", "*.svelte") for path in page.rglob(kind) if ".test." not in path.name]
-    written = [path for path in sources if "generated" not in path.parts]
-    letter = "|".join(re.escape(op.value) for op in Op if op.info.colour)
-    table = re.compile(
-        rf"""operation-\w|["'](?:{letter})["'], ["'](?:{letter})["']|[{{,]\s*["']?(?:{letter})["']?: ["'`]"""
-    )
-    assert len(written) > 80
-    found = [f"{path.relative_to(page)}: {match[0]}" for path in written for match in table.finditer(path.read_text())]
-    assert found == []

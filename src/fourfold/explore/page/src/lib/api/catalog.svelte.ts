@@ -1,7 +1,7 @@
 /** The catalog, asked for once. */
 
 import type { CatalogDocument, KeyDocument, TermDocument } from "$generated/documents.ts";
-import { ask } from "./client.ts";
+import { ask, messageOf } from "./client.ts";
 
 class Catalog {
   document = $state.raw<CatalogDocument | undefined>();
@@ -11,7 +11,7 @@ class Catalog {
     try {
       this.document = await ask("catalog", {});
     } catch (error) {
-      this.error = error instanceof Error ? error.message : String(error);
+      this.error = messageOf(error);
     }
   }
 

@@ -1,8 +1,22 @@
 /** Documents of the server, typed as `src/generated/documents.ts` says. */
 
-import type { Documents } from "$generated/documents.ts";
+import type { Documents, Packed } from "$generated/documents.ts";
 import { connection } from "./connection.svelte.ts";
-import { embedded, isFile } from "./embedded.ts";
+
+/** Scripts of a saved page that hold its documents as text: such a page asks no server. */
+const elements =
+  typeof document === "undefined"
+    ? []
+    : [...document.querySelectorAll<HTMLScriptElement>("script[data-document]")];
+
+/** Whether this page is a file that holds its documents. */
+export const isFile = elements.length > 0;
+
+/** A document of this file, read when it is asked for. */
+export function embedded(name: string): unknown {
+  const found = elements.find((element) => element.dataset.document === name);
+  return found ? JSON.parse(found.textContent ?? "") : undefined;
+}
 
 export class Refused extends Error {
   readonly status: number;
@@ -11,6 +25,9 @@ export class Refused extends Error {
     this.status = status;
   }
 }
+
+/** Why something failed, as a person reads it. */
+export const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
 const WINDOW = Math.random().toString(36).slice(2);
 
@@ -71,4 +88,22 @@ async function post(name: string, body: object, view: string, signal?: AbortSign
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   throw new Refused(String((said as { error: unknown }).error), answer.status);
+}
+
+const KINDS = { uint8: Uint8Array, uint16: Uint16Array, int32: Int32Array, float64: Float64Array } as const;
+
+/** The numbers of a column. */
+export function unpacked(column: Packed): Uint8Array | Uint16Array | Int32Array | Float64Array {
+  const { buffer } = bytesOf(column.base64);
+  return new KINDS[column.kind](buffer);
+}
+
+/** Browsers of today decode by themselves, and sooner. */
+function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
+  const own = Uint8Array as typeof Uint8Array & { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> };
+  if (own.fromBase64) return own.fromBase64(base64);
+  const text = atob(base64);
+  const found = new Uint8Array(text.length);
+  for (let place = 0; place < text.length; place += 1) found[place] = text.charCodeAt(place);
+  return found;
 }

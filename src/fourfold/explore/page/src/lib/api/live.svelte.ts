@@ -4,7 +4,7 @@
  */
 
 import type { Documents } from "$generated/documents.ts";
-import { ask, Refused } from "./client.ts";
+import { ask, messageOf, Refused } from "./client.ts";
 
 /**
  * A request that has run longer than the last one took, and longer than the first of these, is given up for a newer one, at the
@@ -87,7 +87,7 @@ export class Live<Name extends keyof Documents> {
     } catch (error) {
       const stale = abort.signal.aborted || (error instanceof Refused && error.status === 409);
       if (!stale) {
-        this.error = error instanceof Error ? error.message : String(error);
+        this.error = messageOf(error);
         this.#shown = key;
       }
     } finally {

@@ -3,7 +3,7 @@
 import { untrack } from "svelte";
 import type { Documents } from "$generated/documents.ts";
 import { type Params, withChanges } from "../state/url.ts";
-import { ask, Refused } from "./client.ts";
+import { ask, messageOf, Refused } from "./client.ts";
 import { patience } from "./live.svelte.ts";
 
 /** The page's documents by the names that it gives them. */
@@ -170,7 +170,7 @@ export class Shown<P extends Parts> {
       };
     } catch (error) {
       if (signal.aborted || (error instanceof Refused && error.status === 409)) throw error;
-      return { key, error: error instanceof Error ? error.message : String(error) };
+      return { key, error: messageOf(error) };
     }
   }
 

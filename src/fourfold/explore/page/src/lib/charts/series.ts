@@ -27,6 +27,13 @@ export function endsOf(
   return high > low ? [low, high] : [low - (Math.abs(low) || 1) * 0.1, low + (Math.abs(low) || 1) * 0.1];
 }
 
+/** Powers of ten from one number to another, each `by` powers above the one before. */
+export function tens(from: number, to: number, by = 1): number[] {
+  const found = [];
+  for (let power = Math.ceil(Math.log10(from)); power <= Math.log10(to); power += by) found.push(10 ** power);
+  return found;
+}
+
 /** The point nearest to a step; -1 where there is none. */
 export function nearestTo(series: Series, step: number): number {
   const { steps } = series;

@@ -1,8 +1,8 @@
 import { scaleLinear } from "d3-scale";
 import { expect, test, vi } from "vitest";
+import { together } from "../export.ts";
 import { NAME, timeline } from "../timeline/draw.ts";
 import type { Lane } from "../timeline/lanes.ts";
-import { together } from "./frame.ts";
 import { drawOn, Shapes, svgOf } from "./shapes.ts";
 
 const of = (colour: string): string => (colour.startsWith("var") ? "#123456" : colour);
@@ -97,6 +97,7 @@ test("a canvas and a file show the same rectangles, lines and words at the same 
   close(points, numbers(/([\d.-]+),([\d.-]+)/g));
   expect(calls.filter(([name]) => name === "drawImage").length).toBe(2);
   expect(calls.filter(([name]) => name === "clip").length).toBe(file.split("<svg ").length - 2);
+  expect(file.split("</svg>").length).toBe(file.split("<svg ").length);
 });
 
 test("columns are written as their runs, and nothing where they are empty", () => {

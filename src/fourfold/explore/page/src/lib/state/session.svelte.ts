@@ -2,10 +2,9 @@
 
 import { untrack } from "svelte";
 import { SvelteMap } from "svelte/reactivity";
-import { isFile } from "../api/embedded.ts";
+import { isFile } from "../api/client.ts";
 import { History } from "./history.ts";
-import { orStart } from "./start.ts";
-import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
+import { orStart, type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
 /** While a control is dragged the address waits until it rests so long: the browser takes longer over it than over a redraw. */
 const REST_MS = 200;

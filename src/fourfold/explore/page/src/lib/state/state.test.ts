@@ -1,8 +1,7 @@
 import { expect, test } from "vitest";
 import { History } from "./history.ts";
 import { setupOf, textOf, valueFrom } from "./setup.ts";
-import { orStart, START } from "./start.ts";
-import { readHash, withChanges, writeHash } from "./url.ts";
+import { orStart, readHash, START, withChanges, writeHash } from "./url.ts";
 
 test("an address is read back as it was written", () => {
   const params = {

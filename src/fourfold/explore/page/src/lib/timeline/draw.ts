@@ -129,20 +129,21 @@ export function laneShapes(
   lanes.forEach((lane, number) => {
     const most = (own?.wide ?? Number.POSITIVE_INFINITY) * ratio;
     const { kind, share, marked, wide } = columnsOf(lane, area.from, area.to, count, most, ratio);
-    const [pixels, lines] = [new Uint32Array(count), new Uint32Array(count)];
+    const pixels = new Uint32Array(count);
+    const lines = lane.marked && new Uint32Array(count);
     for (let column = 0; column < count; column += 1) {
       const part = share[column] ?? 0;
       // little is still seen
       if (part > 0)
         pixels[column] =
           (colours[kind[column] ?? 0] ?? 0) | (Math.round(255 * Math.sqrt(Math.min(1, part))) << 24);
-      if (marked[column]) lines[column] = ink;
+      if (lines && marked[column]) lines[column] = ink;
     }
     const [top, tall] = [area.top(number), area.tall(number)];
     shapes.rect(area.left, top, area.end - area.left, tall, { fill: "var(--sunken)" });
     shapes.columns(area.left, top, area.width, tall, pixels);
     const low = Math.min(UNDERLINE, tall / 2);
-    if (lane.marked) shapes.columns(area.left, top + tall - low, area.width, low, lines);
+    if (lines) shapes.columns(area.left, top + tall - low, area.width, low, lines);
     for (const index of wide) own?.each(number, index);
   });
 }

@@ -2,6 +2,7 @@
 
 import { catalog } from "$lib/api/catalog.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
+import { Choices, CONTROLS, shownBy } from "$lib/state/choices.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { editing } from "../strategy/editing.svelte.ts";
 
@@ -13,20 +14,7 @@ export interface View {
 }
 export const WHOLE: View = { scale: 1, x: 0.5, y: 0.5 };
 
-class Choice {
-  #get: (key: string) => string | undefined;
-
-  /** `get`: a parameter of the state whose choices these are. */
-  constructor(get: (key: string) => string | undefined) {
-    this.#get = get;
-  }
-
-  #number(key: string): number | undefined {
-    const text = this.#get(`cluster.${key}`);
-    const found = Number(text);
-    return text === undefined || text === "" || !Number.isFinite(found) ? undefined : found;
-  }
-
+class Choice extends Choices {
   /** The setup's cluster: stated, or that of its run, which the catalog knows. */
   get cluster(): string | undefined {
     const waits = session.get("run") !== undefined && catalog.document === undefined;
@@ -34,48 +22,42 @@ class Choice {
   }
 
   get axes(): string | undefined {
-    return this.#get("cluster.axes");
+    return this.own("axes");
   }
 
   get rank(): number {
-    return Math.max(0, Math.floor(this.#number("rank") ?? 0));
+    return Math.max(0, Math.floor(this.number("rank", 0)));
   }
 
   get view(): View {
-    const [scale, x, y] = (this.#get("cluster.view") ?? "").split(",").map(Number);
+    const [scale, x, y] = (this.own("view") ?? "").split(",").map(Number);
     const valid = [scale, x, y].every((each) => Number.isFinite(each));
     return valid && scale !== undefined && scale >= 1 ? { scale, x: x ?? 0.5, y: y ?? 0.5 } : WHOLE;
   }
 
   get segment(): string {
-    return this.#get("cluster.segment") ?? "";
+    return this.own("segment") ?? "";
   }
 
   get kernel(): string | undefined {
-    return this.#get("cluster.kernel");
+    return this.own("kernel");
   }
 
   get causal(): boolean {
-    return this.#get("cluster.causal") !== "0";
+    return this.own("causal") !== "0";
   }
 
   get order(): "2022" | "2023" {
-    return this.#get("cluster.order") === "2022" ? "2022" : "2023";
+    return this.own("order") === "2022" ? "2022" : "2023";
   }
 
   get frame(): number {
-    return Math.max(0, Math.floor(this.#number("frame") ?? 40));
+    return Math.max(0, Math.floor(this.number("frame", 40)));
   }
 
   /** A size of the attention that is looked at; undefined: the model's. */
   size(key: "tokens" | "heads" | "head_dim" | "fast_kb"): number | undefined {
-    return this.#number(key);
-  }
-
-  /** Changes keys of this page. */
-  change(changes: Readonly<Record<string, string | undefined>>): void {
-    const own = Object.entries(changes).map(([key, value]) => [`cluster.${key}`, value] as const);
-    session.change(Object.fromEntries(own));
+    return this.number(key, undefined);
   }
 
   /** Keeps the part of the picture. */
@@ -90,7 +72,7 @@ class Choice {
 }
 
 /** What the controls stand at. */
-export const choice = new Choice((key) => session.get(key));
+export const choice = new Choice("cluster", CONTROLS);
 /** What is shown. */
 export const page = new Shown("cluster", {
   machine: "cluster",
@@ -100,4 +82,4 @@ export const page = new Shown("cluster", {
   attention: "attention",
 });
 /** The choices that are shown: those of its documents. */
-export const shown = new Choice((key) => page.params[key]);
+export const shown = new Choice("cluster", shownBy(page));

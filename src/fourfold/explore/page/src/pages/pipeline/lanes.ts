@@ -1,7 +1,7 @@
 /** A pipeline document as lanes of a timeline, and its slots in words. */
 
 import type { PipelineDocument } from "$generated/documents.ts";
-import { unpacked } from "$lib/api/packed.ts";
+import { unpacked } from "$lib/api/client.ts";
 import { operationColour, operationName } from "$lib/palette.ts";
 import { firstAfter, type Kind, type Lane, type Spot } from "$lib/timeline/lanes.ts";
 import { perCent } from "$lib/units.ts";

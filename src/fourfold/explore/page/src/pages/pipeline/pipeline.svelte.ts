@@ -4,9 +4,9 @@ import type { StepDocument } from "$generated/documents.ts";
 import { times as PASSES } from "$generated/ops.ts";
 import { catalog } from "$lib/api/catalog.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
+import { Choices, CONTROLS, numberOf, type State, shownBy } from "$lib/state/choices.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { setupOf } from "$lib/state/setup.ts";
-import type { Params } from "$lib/state/url.ts";
 import { valuesOf } from "../strategy/editing.svelte.ts";
 
 /** Passes whose times a pipeline of one's own may set. */
@@ -15,65 +15,53 @@ export type Pass = (typeof PASSES)[number];
 /** Parameters of a pipeline of one's own, beside the set-up's. */
 const OWN = ["ranks", "microbatches", "v", "schedule", "times", ...PASSES];
 
-class Pipeline {
-  #get: (key: string) => string | undefined;
-  #params: () => Params;
+class Pipeline extends Choices {
   #step: () => StepDocument | undefined;
 
-  /** The pipeline of a state: one parameter of it, all of them, and the set-up's step where that is drawn. */
-  constructor(
-    get: (key: string) => string | undefined,
-    params: () => Params,
-    step: () => StepDocument | undefined,
-  ) {
-    this.#get = get;
-    this.#params = params;
+  /** The pipeline of a state, and the set-up's step where that is drawn. */
+  constructor(state: State, step: () => StepDocument | undefined) {
+    super("pipeline", state);
     this.#step = step;
   }
 
   /** Whether the pipeline is one's own: some of it is stated on this page, or the set-up has none. */
   get isFree(): boolean {
-    return OWN.some((name) => this.#get(`pipeline.${name}`) !== undefined) || !this.hasSetup;
+    return OWN.some((name) => this.own(name) !== undefined) || !this.hasSetup;
   }
   /** Whether the set-up has a pipeline. */
   get hasSetup(): boolean {
-    return Number(valuesOf(this.#params())["layout.pp"] ?? 1) > 1;
+    return Number(valuesOf(this.state.params())["layout.pp"] ?? 1) > 1;
   }
   /** The step of the set-up, where its pipeline is drawn. */
   get setup(): StepDocument | undefined {
     return this.isFree ? undefined : this.#step();
   }
 
-  #number(key: string, usual: number): number {
-    const found = Number(this.#get(key) ?? usual);
-    return Number.isFinite(found) ? found : usual;
-  }
-
   get ranks(): number {
-    const stated = this.#number("layout.pp", 1);
-    return this.setup?.layout.pp ?? this.#number("pipeline.ranks", stated > 1 ? stated : 4);
+    const stated = numberOf(this.state.get("layout.pp"), 1);
+    return this.setup?.layout.pp ?? this.number("ranks", stated > 1 ? stated : 4);
   }
   get microbatches(): number {
-    return this.setup?.num_microbatches ?? this.#number("pipeline.microbatches", Math.max(8, 2 * this.ranks));
+    return this.setup?.num_microbatches ?? this.number("microbatches", Math.max(8, 2 * this.ranks));
   }
   get virtualStages(): number {
-    const stated = Math.max(2, this.#number("layout.virtual_stages", 2));
-    return this.setup?.layout.virtual_stages ?? this.#number("pipeline.v", stated);
+    const stated = Math.max(2, numberOf(this.state.get("layout.virtual_stages"), 2));
+    return this.setup?.layout.virtual_stages ?? this.number("v", stated);
   }
   get schedule(): string {
-    const stated = this.#get("pipeline.schedule") ?? this.#get("layout.schedule") ?? "1f1b";
+    const stated = this.own("schedule") ?? this.state.get("layout.schedule") ?? "1f1b";
     return this.setup?.layout.schedule ?? stated;
   }
   /** Whether stages take the seconds of the cluster; else times that are set. */
   get priced(): boolean {
-    return this.setup !== undefined || this.#get("pipeline.times") === "cluster";
+    return this.setup !== undefined || this.own("times") === "cluster";
   }
   /** Whether the critical path is drawn. */
   get pathed(): boolean {
-    return this.#get("pipeline.path") !== "off";
+    return this.own("path") !== "off";
   }
   time(pass: Pass): number {
-    return this.#number(`pipeline.${pass}`, pass === "transfer" ? 0 : 1);
+    return this.number(pass, pass === "transfer" ? 0 : 1);
   }
   /** Changes a parameter; one of the set-up's pipeline makes it one's own, which begins as the set-up's. */
   put(name: string, value: string | number | undefined): void {
@@ -105,7 +93,7 @@ class Pipeline {
   body(schedule = this.schedule): object {
     const times = Object.fromEntries(PASSES.map((pass) => [pass, this.time(pass)]));
     return {
-      ...setupOf(this.#params()),
+      ...setupOf(this.state.params()),
       schedule,
       ranks: this.ranks,
       microbatches: this.microbatches,
@@ -116,19 +104,11 @@ class Pipeline {
 }
 
 /** What the controls stand at. */
-export const pipeline = new Pipeline(
-  (key) => session.get(key),
-  () => session.params,
-  () => page.documents.step,
-);
+export const pipeline = new Pipeline(CONTROLS, () => page.documents.step);
 /** What is shown: the set-up's step where its pipeline is drawn, and the pipeline. */
 export const page = new Shown("pipeline", { step: "simulate", drawn: "pipeline" });
 /** The pipeline that is drawn. */
-export const shown = new Pipeline(
-  (key) => page.params[key],
-  () => page.params,
-  () => page.documents.step,
-);
+export const shown = new Pipeline(shownBy(page), () => page.documents.step);
 /** The requests of a state. */
 export function asked(): {
   step: object | undefined;

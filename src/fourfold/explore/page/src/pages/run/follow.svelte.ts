@@ -1,9 +1,8 @@
 /** The run as it stands, asked for again while it changes: soon after a change, later and later while nothing does. */
 
 import type { ComparisonDocument, RunDocument } from "$generated/documents.ts";
-import { ask, Refused } from "$lib/api/client.ts";
-import { isFile } from "$lib/api/embedded.ts";
-import type { Range } from "./range.ts";
+import { ask, isFile, messageOf, Refused } from "$lib/api/client.ts";
+import type { Range } from "./curves.ts";
 
 const [SOON_MS, LATE_MS, GROWTH] = [1000, 15_000, 1.5] as const;
 
@@ -71,7 +70,7 @@ export class Follow {
       if (turn !== this.#asking) return;
       this.#delay = Math.min(this.#delay * GROWTH, LATE_MS);
       this.lost = this.run !== undefined;
-      this.error = error instanceof Error ? error.message : String(error);
+      this.error = messageOf(error);
     }
     this.#again(this.#delay);
   }
@@ -87,7 +86,7 @@ export class Follow {
     } catch (error) {
       if (turn !== this.#asking) return;
       this.comparison = undefined;
-      this.comparisonError = error instanceof Error ? error.message : String(error);
+      this.comparisonError = messageOf(error);
       if (error instanceof Refused && error.status === 200) this.#measured = measured; // else asked again later
     }
     this.comparing = false;

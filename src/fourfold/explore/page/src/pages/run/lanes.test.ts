@@ -2,8 +2,8 @@ import { expect, test } from "vitest";
 import type { RankTimeline } from "$generated/documents.ts";
 import { ops } from "$generated/ops.ts";
 import { operationColour } from "$lib/palette.ts";
+import { rangeFrom, rangeText } from "./curves.ts";
 import { kindOf, kinds, lanesOf } from "./lanes.ts";
-import { rangeFrom, rangeText } from "./range.ts";
 
 const rank: RankTimeline = {
   pp_rank: 1,

@@ -1,7 +1,7 @@
 /** The search for the best layout: its progress, its result, and the layouts that were asked about. */
 
 import type { ExplanationDocument, PlanDocument, PricedLayout } from "$generated/documents.ts";
-import { type Progress, search } from "$lib/api/client.ts";
+import { messageOf, type Progress, search } from "$lib/api/client.ts";
 import { type Setup, textOf, type Value } from "$lib/state/setup.ts";
 import { perCent } from "$lib/units.ts";
 
@@ -60,7 +60,7 @@ class Search {
     try {
       return await search(body, report, abort.signal);
     } catch (error) {
-      if (!abort.signal.aborted) this.error = error instanceof Error ? error.message : String(error);
+      if (!abort.signal.aborted) this.error = messageOf(error);
       return undefined;
     } finally {
       if (this.#abort === abort) this.progress = undefined;

@@ -1,7 +1,7 @@
 /** The tasks, asked for once, and the learner's progress, which the browser keeps. */
 
 import type { TaskDocument, TasksDocument } from "$generated/documents.ts";
-import { ask } from "$lib/api/client.ts";
+import { ask, messageOf } from "$lib/api/client.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { writeHash } from "$lib/state/url.ts";
 import { type Done, joined, type Progress, readProgress, written } from "./progress.ts";
@@ -28,7 +28,7 @@ class Tasks {
       this.document = await ask("tasks", {});
     } catch (error) {
       this.#asked = false;
-      this.error = error instanceof Error ? error.message : String(error);
+      this.error = messageOf(error);
     }
   }
 

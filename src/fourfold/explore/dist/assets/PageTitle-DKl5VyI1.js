@@ -1,1 +1,0 @@
-import{$ as e,F as t,I as n,Q as r,R as i,X as a,q as o,ut as s}from"./index-UVeLdi0B.js";var c=i(`<header class="svelte-1ebao2x"><h1 class="svelte-1ebao2x"> </h1> <p class="svelte-1ebao2x"> </p></header>`);function l(i,l){var u=c(),d=a(u),f=r(d,!0),p=e(d,2),m=r(p,!0);s(u),o(()=>{t(f,l.title),t(m,l.lead)}),n(i,u)}export{l as t};

@@ -1,0 +1,50 @@
+/** What a person chose on one page: parameters `PAGE.NAME` of a state, which is that of the controls or the one that is shown. */
+
+import { session } from "./session.svelte.ts";
+import type { PageName, Params } from "./url.ts";
+
+/** A state: one parameter of it, and all. */
+export interface State {
+  get: (key: string) => string | undefined;
+  params: () => Params;
+}
+/** Where the controls stand. */
+export const CONTROLS: State = { get: (key) => session.get(key), params: () => session.params };
+/** What is shown. */
+export const shownBy = (page: { readonly params: Params }): State => ({
+  get: (key) => page.params[key],
+  params: () => page.params,
+});
+
+/** The number that a parameter states; `otherwise` where it states none. */
+export function numberOf<Other extends number | undefined>(
+  text: string | undefined,
+  otherwise: Other,
+): number | Other {
+  const found = Number(text);
+  return text === undefined || text === "" || !Number.isFinite(found) ? otherwise : found;
+}
+
+export class Choices {
+  readonly state: State;
+  readonly #page: PageName;
+
+  constructor(page: PageName, state: State) {
+    this.#page = page;
+    this.state = state;
+  }
+
+  own(name: string): string | undefined {
+    return this.state.get(`${this.#page}.${name}`);
+  }
+
+  number<Other extends number | undefined>(name: string, otherwise: Other): number | Other {
+    return numberOf(this.own(name), otherwise);
+  }
+
+  /** Changes keys of the page. */
+  change(changes: Readonly<Record<string, string | undefined>>): void {
+    const own = Object.entries(changes).map(([key, value]) => [`${this.#page}.${key}`, value] as const);
+    session.change(Object.fromEntries(own));
+  }
+}
