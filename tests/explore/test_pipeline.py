@@ -1,8 +1,10 @@
 """The Pipeline page: every schedule that it draws is the program that runs, and is proved."""
 
 import json
+from collections import Counter
 from itertools import accumulate, pairwise
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,6 +15,7 @@ from fourfold.explore.packed import unpacked
 from fourfold.explore.setup import Malformed
 from fourfold.program.schedule import SCHEDULES
 from tests.explore.test_documents import SMALL, silent
+from tests.explore.test_strategy import saved
 from tests.support.explore_server import Watched, in_address, until
 
 TIMES = {"F": 1, "I": 1, "W": 1, "transfer": 0}
@@ -192,6 +195,28 @@ def test_the_step_is_played_and_gone_through_by_keys(watched: Watched) -> None:
     tab.locator("[role=application]").focus()
     tab.keyboard.press("ArrowRight")
     tab.wait_for_selector("text=F0.0: forward")
+
+
+def test_timelines_are_given_away_as_the_shapes_that_are_seen(watched: Watched) -> None:
+    """With every rank, and every slot's microbatch; of several canvases in a frame all, each with its name."""
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=1f1b")
+    tab.wait_for_selector("text=The verifier proved")
+
+    def texts(title: str) -> list[str]:
+        picture = ElementTree.fromstring(saved(tab, title, "SVG"))
+        assert not [each for each in picture.iter() if each.tag.endswith("image")]
+        return ["".join(each.itertext()) for each in picture.iter() if each.tag.endswith("text")]
+
+    words = texts("Every rank over time")
+    assert {f"rank {rank}" for rank in range(4)} <= {*words}
+    slots = Counter(
+        str(microbatch) for events in document(schedule="1f1b", times=TIMES)["events"] for *_, microbatch in events
+    )
+    assert slots.total() == 64
+    assert slots - Counter(words) == Counter(), "a microbatch's number in each of its slots"
+    tab.wait_for_selector("li:has-text('bubble') canvas")
+    assert {"GPipe", "1F1B", "ZB-V"} <= {*texts("All schedules on one axis of time")}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "dualpipe_v"])
