@@ -25,15 +25,15 @@ from fourfold.cost.prices import Prices
 from fourfold.hardware import load_cluster
 from fourfold.model.parallel import Pending
 from fourfold.program import Instruction, Op, Program, lower_step
-from fourfold.program.instruction import HOST_COPIES
 from fourfold.program.pattern import Pattern
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.host_link import Copying, HostCopies, HostLink, copy_stream
 from fourfold.runtime.initialize import initialize_shard
+from fourfold.runtime.offload.host_link import Copying, HostCopies, HostLink, copy_stream
 from fourfold.runtime.units import build_units, share_parameters
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import simulate_times
 from fourfold.simulate.state import SimulationState
+from tests.support.opcodes import HOST_COPIES
 from tests.support.parity_ranks import prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
 

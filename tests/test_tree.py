@@ -41,6 +41,7 @@ SHORT = {
     "model/mup.py": "one paper's table of factors, which initialisation and optimizer read",
     "plan/batch.py": "one question of the planner: which batches layouts can divide",
     "program/fault.py": "the record that all of the verifier's rules make",
+    "runtime/capabilities.py": "the one list of capabilities' handlers, beside `program/capabilities.py`, which imports no torch",
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "simulate/paused_garbage_collection.py": "Python's garbage collector, paused by whoever makes many objects",

@@ -1,4 +1,4 @@
-"""The table of instructions in docs/program.md, from the rows of `fourfold.program.ops`.
+"""The table of instructions in docs/program.md, from the rows of `fourfold.program.capabilities`.
 
 python -m tools.instruction_table            # fails where the page differs
 python -m tools.instruction_table --write    # writes the page as it should be
@@ -7,7 +7,8 @@ python -m tools.instruction_table --write    # writes the page as it should be
 import sys
 from pathlib import Path
 
-from fourfold.program.ops import Names, Op
+from fourfold.program.capabilities import OPCODES
+from fourfold.program.opcode import Names
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/program.md"
 _HEAD = "| letter | instruction | does |\n|---|---|---|\n"
@@ -25,7 +26,7 @@ _EXAMPLES: dict[Names, str] = {
 
 def table() -> str:
     """The table in Markdown: of every operation an example's short form, its name, and what it does."""
-    rows = (f"| `{op.value}{_EXAMPLES[op.info.names]}` | {op.words} | {op.info.does} |\n" for op in Op)
+    rows = (f"| `{op.value}{_EXAMPLES[op.info.names]}` | {op.words} | {op.info.does} |\n" for op in OPCODES)
     return _HEAD + "".join(rows)
 
 

@@ -15,7 +15,8 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.capabilities import buffer_bytes
+from fourfold.program.muon.rows import MuonOp
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.prediction import predict_step
 from tests.plan.test_bounds import EXPERTS, MLA, drawn, request
@@ -135,7 +136,7 @@ def test_owner_ranks_divide_the_matmuls_and_are_priced() -> None:
         asked = request(16, 64, optimizer=section("muon", placement=chosen))
         view = rank_view(candidate_spec(asked, LAYOUT))
         steps = [s for s in lower_step(view).instructions if s.segment == "b0" and s.flops]
-        seconds[chosen] = sum(s.flops for s in steps if s.op in (Op.UPDATE, Op.ORTHOGONALIZE))
+        seconds[chosen] = sum(s.flops for s in steps if s.op in (Op.UPDATE, MuonOp.ORTHOGONALIZE))
     sizes, ranks = [size for _, _, size in _iterations(view.flats["b0"])], LAYOUT.tp * LAYOUT.dp
     assert max(sizes) <= seconds["owner"] <= max(max(sizes), 4 / 3 * sum(sizes) / ranks + max(sizes))
     assert seconds["owner"] < seconds["shard"]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.program import Op, Program, StepSpec, lower_pipeline, lower_step, rank_view, sent_bytes
-from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.liveness import ledger
 from fourfold.program.totals import data_axes
+from tests.support.opcodes import COMPUTE_OPS
 from tests.support.programs import evaluation_pipeline, make_spec, make_view
 from tests.support.strategies import lowerings
 

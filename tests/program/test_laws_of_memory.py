@@ -10,7 +10,7 @@ from fourfold.config import ModelSection
 from fourfold.huggingface import resolve_model
 from fourfold.model.counts import num_parameters
 from fourfold.program import Op, Program, StepSpec, lower_pipeline, lower_step, memory_peak, rank_view
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.capabilities import buffer_bytes
 from tests.support.programs import make_spec, make_view
 from tests.support.strategies import lowerings
 

@@ -26,10 +26,10 @@ from fourfold.program import (
     rank_view,
     verify,
 )
-from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.liveness import ledger
 from fourfold.program.schedule import find_schedule
 from fourfold.program.stage_map import stage_map
+from tests.support.opcodes import COMPUTE_OPS
 from tests.support.programs import evaluation, evaluation_pipeline, make_spec, make_view, positions, training
 from tests.support.schedules import FIXED, least_stages
 from tests.support.strategies import lowerings

@@ -7,8 +7,8 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.program import Op, rank_view
+from fourfold.program.capabilities import buffer_bytes
 from fourfold.program.lower import lower_pipeline
-from fourfold.program.sizes import buffer_bytes
 from fourfold.program.stage_map import stage_map
 from fourfold.program.verify import verify
 from tests.support.programs import by_rank, deepseek, evaluation_pipeline, make_spec

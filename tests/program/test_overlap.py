@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from fourfold.config import UserError
 from fourfold.program import Op, Program, StepSpec, lower_pipeline
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS
 from fourfold.program.liveness import ledger
 from fourfold.program.text import from_text, to_text
+from tests.support.opcodes import ALL_TO_ALLS, COMPUTE_OPS
 from tests.support.programs import QWEN3_MOE, deepseek, make_spec, wait_of
 from tests.support.strategies import overlapping
 

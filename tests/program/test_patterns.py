@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from fourfold.program import Instruction, Op, Program, StepSpec, lower_pipeline, memory_curve, verify
-from fourfold.program.lanes import Lane
+from fourfold.program.partitions import Partition
 from fourfold.program.pattern import Steps, patterned
 from fourfold.program.verify import check_buffers
 from tests.support.programs import by_rank, evaluation_pipeline, make_spec
@@ -81,12 +81,12 @@ def _mutants(case: dict[str, Any], number: int) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_lanes_have_the_faults_of_the_uncut_list(case: dict[str, Any]) -> None:
+def test_partitions_have_the_faults_of_the_uncut_list(case: dict[str, Any]) -> None:
     seen = set[bool]()
     for mutant in _mutants(case, 300):
         uncut = mutant.with_instructions(list(mutant.instructions))
-        every = Lane([range(len(uncut.instructions))], lambda _, steps=uncut.instructions: steps)  # type: ignore[misc]
-        vars(uncut)["lanes"] = (every, [])
+        every = Partition([range(len(uncut.instructions))], lambda _, steps=uncut.instructions: steps)  # type: ignore[misc]
+        vars(uncut)["partitions"] = (every, [])
         faults = sorted(map(str, check_buffers(0, mutant)))
         assert faults == sorted(map(str, check_buffers(0, uncut)))
         seen.add(bool(faults))
@@ -148,7 +148,7 @@ def test_a_fault_of_one_microbatch_on_one_rank_is_found(case: dict[str, Any]) ->
             )
 
 
-def test_equal_lanes_name_every_microbatch_that_is_wrong() -> None:
+def test_equal_partitions_name_every_microbatch_that_is_wrong() -> None:
     (program,) = lower_pipeline(make_spec(accumulation=12))
     steps = [s._replace(frees=()) if s.op is Op.BACKWARD and s.segment == "b1" else s for s in program.instructions]
     faults = check_buffers(3, program.with_instructions(steps))

@@ -9,16 +9,17 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from fourfold.program import Op, buffers
+from fourfold.program import buffers
+from fourfold.program.offload.steps import OffloadOp
 from fourfold.rehearse.journal import RehearsalFault
 from fourfold.rehearse.rank import RankRehearsal
 from fourfold.rehearse.run import rehearse
 from fourfold.runtime import numbers, optimizer, routers
 from fourfold.runtime.collectives import AxisGroup, Handle
-from fourfold.runtime.copies import HostCopier
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.host_link import HostLink
 from fourfold.runtime.norm import GradientNorm
+from fourfold.runtime.offload.copies import HostCopier
+from fourfold.runtime.offload.host_link import HostLink
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import set_storage
@@ -72,7 +73,7 @@ def _dropped_at_once(original: Any) -> Any:
 
     def start(self: HostCopier, step: Any) -> Any:
         pending = original(self, step)
-        if step.op is Op.OFFLOAD and step.microbatch is not None:
+        if step.op is OffloadOp.OFFLOAD and step.microbatch is not None:
             del self._live[buffers.saved(step.segment, step.microbatch)]
         return pending
 
@@ -122,10 +123,10 @@ def _other_order(original: Any) -> Any:
 
     def clip(self: Executor, step: Any) -> None:
         if self.view.pp_rank:
-            self.groups["pp"].all_reduce(torch.zeros(3, device=self._device)).wait()
+            self.groups["pp"].all_reduce(torch.zeros(3, device=self.device)).wait()
         original(self, step)
         if not self.view.pp_rank:
-            self.groups["pp"].all_reduce(torch.zeros(3, device=self._device)).wait()
+            self.groups["pp"].all_reduce(torch.zeros(3, device=self.device)).wait()
 
     return clip
 
@@ -134,7 +135,7 @@ def _other_size(original: Any) -> Any:
     def gather(self: Executor, step: Any) -> None:
         original(self, step)
         size = 2 if self.groups["dp_shard"].index else 1
-        self.groups["dp_shard"].all_reduce(torch.zeros(size, device=self._device)).wait()
+        self.groups["dp_shard"].all_reduce(torch.zeros(size, device=self.device)).wait()
 
     return gather
 
@@ -143,7 +144,7 @@ def _unjoined_in_evaluation(original: Any) -> Any:
     def sum_loss(self: Executor, step: Any) -> None:
         original(self, step)
         if not any(unit.grad.untyped_storage().size() for unit in self.units.values()):
-            self._handles[step.short].wait = lambda: None  # type: ignore[method-assign]
+            self.handles[step.short].wait = lambda: None  # type: ignore[method-assign]
 
     return sum_loss
 

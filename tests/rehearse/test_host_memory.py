@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.program.capabilities import buffer_bytes
 from fourfold.program.offload import resident_states
-from fourfold.program.sizes import buffer_bytes
 from fourfold.program.view import rank_views
 from fourfold.rehearse.journal import Journal, RehearsalFault
 from fourfold.rehearse.kernels import DeviceKernels

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fourfold.program import Op
-from fourfold.program.buffers import BUFFERS
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS
+from fourfold.program.capabilities import BUFFERS
+from fourfold.program.muon.rows import MuonOp
 from fourfold.report.palette import (
     AXES,
     INK,
@@ -22,6 +22,7 @@ from fourfold.report.palette import (
     TIME,
     Colour,
 )
+from tests.support.opcodes import ALL_TO_ALLS, COMPUTE_OPS
 
 GROUNDS = {"light": "#ffffff", "dark": "#161d24"}
 """The ground of the page's cards."""
@@ -136,5 +137,5 @@ def test_the_page_s_tokens_are_those_of_the_pictures() -> None:
 def test_every_buffer_and_every_computation_has_a_colour() -> None:
     assert {"units", "workspace", "software", *BUFFERS} == {kind for colour in MEMORY.values() for kind in colour.kinds}
     letters = {kind for colour in OPERATIONS.values() for kind in colour.kinds}
-    computing = COMPUTE_OPS - ALL_TO_ALLS - {Op.REPLAY} | {Op.MOMENTUM, Op.ORTHOGONALIZE, Op.UPDATE}
+    computing = COMPUTE_OPS - ALL_TO_ALLS - {Op.REPLAY} | {MuonOp.MOMENTUM, MuonOp.ORTHOGONALIZE, Op.UPDATE}
     assert letters == {op.value for op in computing}

@@ -16,13 +16,13 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import Program, StepSpec, lower_pipeline, resolve_step
 from fourfold.program.communicators import fewest_communicators, num_communicators
-from fourfold.program.instruction import SENDS, TRANSFERS
 from fourfold.runtime.collectives import AxisGroup, bind_groups, make_groups
 from fourfold.runtime.first_calls import FirstCall, first_calls, kinds_of
 from fourfold.runtime.links import neighbours
 from fourfold.runtime.parallel import groups_of
 from tests.rehearse.layouts import LAYOUTS, sections
 from tests.rehearse.rehearsed import layout_spec
+from tests.support.opcodes import SENDS, TRANSFERS
 from tests.support.parity_runs import run_table
 
 SEVERAL = [name for name, (ranks, _) in LAYOUTS.items() if ranks > 1]

@@ -81,12 +81,12 @@ def _recording(executor: Executor) -> graph.Capture:
         units = executor.units.values()
         state = [t for unit in units for t in (unit.shard, unit.master, *unit.optimizer.state.values())]
         before = [tensor.clone() for tensor in state]
-        counts = executor._compute.num_targets.clone()
+        counts = executor.compute.num_targets.clone()
         with Recorder() as recorder:
             issue()
-        for tensor, value in zip([*state, executor._compute.num_targets], [*before, counts], strict=True):
+        for tensor, value in zip([*state, executor.compute.num_targets], [*before, counts], strict=True):
             tensor.copy_(value)
-        executor._compute.loss.zero_()
+        executor.compute.loss.zero_()
         return recorder
 
     return capture

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.capabilities import buffer_bytes
 from tests.support.parity_ranks import prepare_rank, run_rank
 from tests.support.parity_runs import DEEPSEEK_V3, QWEN3_MOE, RankData, global_batch, run_table
 from tests.support.peak_errors import check_peaks

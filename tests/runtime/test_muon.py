@@ -1,15 +1,17 @@
 """Muon where ranks have pieces of matrices, and where matrices have owner ranks: parity, bytes, memory."""
 
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from fourfold.config.optimizers import MuonSection
 from fourfold.layout import flat_layouts
 from fourfold.program import Op, lower_step, rank_view
-from fourfold.program.homes import FLOPS_PER_BYTE, placement, share_of, share_out
-from fourfold.program.matrices import Matrix, hidden_matrices
+from fourfold.program.muon.matrices import Matrix, hidden_matrices
+from fourfold.program.muon.owners import placement, share_of, share_out
+from fourfold.program.muon.rows import MuonOp
+from fourfold.program.spec import Transport
 from tests.support.grid import others_are_rest
 from tests.support.parity_check import check_split
 from tests.support.parity_ranks import prepare_rank, run_rank
@@ -110,7 +112,7 @@ def test_every_matrix_has_one_owner_and_everyone_finds_it(name: str, layout: dic
     spec, flat = _unit(name, **layout, optimizer={"placement": "owner"})
     matrices, plan = hidden_matrices(spec, flat), placement(spec, flat)
     for first in range(spec.layout.world_size):
-        members = spec.layout.group_of(first, plan.homes)
+        members = spec.layout.group_of(first, plan.owners)
         shares = {rank: share_of(spec, flat, rank) for rank in members}
         computed = [matrix for share in shares.values() for matrix, _ in share.own]
         assert len(computed) == len(set(computed))
@@ -133,14 +135,14 @@ def test_owner_ranks_have_even_work() -> None:
     assert max(loads) <= (4 / 3 - 1 / 9) * sum(loads) / 3
 
 
-@pytest.mark.parametrize("transport", FLOPS_PER_BYTE)
+@pytest.mark.parametrize("transport", get_args(Transport))
 def test_owner_ranks_are_taken_where_they_save_more_than_they_send(transport: Any) -> None:
     """An iteration on an [n, n] matrix computes some 30 n^3 and sends n^2: large matrices travel."""
     hidden = {"exchange": {8: False, 256: True}, "native": {256: False, 4096: True}}[transport]
     for size, taken in hidden.items():
         model = {"hidden_size": size, "ffn_size": size, "num_heads": 2, "num_kv_heads": 2, "head_dim": size // 2}
         spec, flat = _unit("b0", model=model, dp_shard=2, zero=0, transport=transport, precision={"compute": "bf16"})
-        assert bool(placement(spec, flat).homes) == taken
+        assert bool(placement(spec, flat).owners) == taken
 
 
 def test_under_zero_0_a_rank_computes_its_share() -> None:
@@ -149,8 +151,8 @@ def test_under_zero_0_a_rank_computes_its_share() -> None:
     for chosen in ("shard", "owner"):
         spec = make_spec(dp_shard=2, zero=0, optimizer={"name": "muon", "placement": chosen})
         program = lower_step(rank_view(spec))
-        works[chosen] = [s.flops for s in program.instructions if s.op in (Op.UPDATE, Op.ORTHOGONALIZE)]
-        assert not any(s.op is Op.BRING for s in program.instructions)
+        works[chosen] = [s.flops for s in program.instructions if s.op in (Op.UPDATE, MuonOp.ORTHOGONALIZE)]
+        assert not any(s.op is MuonOp.ALL_GATHER_DIRECTIONS for s in program.instructions)
     assert sum(works["owner"]) < 0.6 * sum(works["shard"])
 
 

@@ -8,7 +8,7 @@ import torch
 
 from fourfold.config.optimizers import MuonSection
 from fourfold.program import RankView
-from fourfold.program.homes import placement
+from fourfold.program.muon.owners import placement, share_of
 from fourfold.runtime.initialize import fill_range, initialize_shard
 from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.units import Unit, build_units, set_storage
@@ -107,7 +107,10 @@ def _units(view: RankView, rank: int, section: MuonSection) -> dict[str, Unit]:
 
 def _update(view: RankView, units: list[Unit], section: MuonSection) -> None:
     """The instructions M, A, O, Q and U of one unit, on all ranks."""
-    muon, plan = MatrixOptimizer(section), placement(view.spec, units[0].flat)
+    flat = units[0].flat
+    plan = placement(view.spec, flat)
+    shares = [share_of(view.spec, flat, rank) for rank in range(len(units))]
+    optimizers = [MatrixOptimizer(section, {flat.unit: share}) for share in shares]
     if not units[0].flat.matrix_numel or units[0].flat.unit in ("embed", "head"):
         return
 
@@ -115,13 +118,13 @@ def _update(view: RankView, units: list[Unit], section: MuonSection) -> None:
         groups = [view.spec.layout.group_of(rank, axes) for rank in range(len(parts))]
         return [torch.cat([parts[member] for member in group]) for group in groups]
 
-    given = [muon.move(unit, 1.0).clone() for unit in units]
-    if plan.bring:
-        given = gathered(given, plan.bring)
-    if plan.homes:
+    given = [muon.move(unit, 1.0).clone() for muon, unit in zip(optimizers, units, strict=True)]
+    if plan.divided:
+        given = gathered(given, plan.divided)
+    if plan.owners:
         results = [torch.full((plan.slot,), torch.nan, dtype=torch.float64) for _ in units]
-        for unit, directions, own in zip(units, given, results, strict=True):
+        for muon, unit, directions, own in zip(optimizers, units, given, results, strict=True):
             muon.orthogonalize(unit, directions, own)
-        given = gathered(results, plan.homes)
-    for unit, full in zip(units, given, strict=True):
+        given = gathered(results, plan.owners)
+    for muon, unit, full in zip(optimizers, units, given, strict=True):
         muon.update(unit, full, LR, 1.0)

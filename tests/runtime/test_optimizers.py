@@ -14,8 +14,8 @@ from fourfold.layout import FlatLayout
 from fourfold.model import torch_operations
 from fourfold.model.newton_schulz import COEFFICIENTS, EPSILON, STEPS, orthogonalize
 from fourfold.program import lower_step
-from fourfold.program.matrices import hidden_matrices
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.capabilities import buffer_bytes
+from fourfold.program.muon.matrices import hidden_matrices
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.units import build_units
 from fourfold.runtime.updates import UPDATES

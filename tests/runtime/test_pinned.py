@@ -12,10 +12,10 @@ from fourfold.launch.host_memory import host_line, host_need
 from fourfold.launch.resolve import resolve_run
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.lower import each_program
-from fourfold.program.pinned import activation_slots, allocated_bytes, chunks_of, pinned_bytes, state_parts
+from fourfold.program.offload.pinned import activation_slots, allocated_bytes, chunks_of, pinned_bytes, state_parts
 from fourfold.rehearse.rank import pretended_rank
 from fourfold.rehearse.shapes import KnownShapes
-from fourfold.runtime.pinned import PinnedSlots, host_tensors
+from fourfold.runtime.offload.pinned import PinnedSlots, host_tensors
 from tests.rehearse.rehearsed import layout_spec
 from tests.support.parity_runs import run_table
 
@@ -159,4 +159,4 @@ def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
     def plain(*sizes: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         return empty(*sizes, **options)
 
-    monkeypatch.setattr("fourfold.runtime.pinned.torch.empty", plain)
+    monkeypatch.setattr("fourfold.runtime.offload.pinned.torch.empty", plain)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from fourfold.config import UserError
 from fourfold.program import Op, lower_pipeline, verify
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.prediction import predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.step import IDLE, simulate
 from tests.support.combinations import OWN
 from tests.support.grid import others_are_rest
+from tests.support.opcodes import COMPUTE_OPS
 from tests.support.programs import by_rank, make_spec, moved, positions, wait_of
 from tests.support.schedules import FIXED, least_stages, stages_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks

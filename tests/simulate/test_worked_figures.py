@@ -15,8 +15,8 @@ from fourfold.launch.resolve import resolve_run
 from fourfold.model.counts import step_flops_per_token
 from fourfold.model.work import Gemm
 from fourfold.program import StepSpec, rank_view, sent_bytes
+from fourfold.program.capabilities import buffer_bytes
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
-from fourfold.program.sizes import buffer_bytes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.campaign import Assumptions, campaign
 from fourfold.simulate.prediction import predict_step

@@ -10,10 +10,10 @@ pytest.importorskip("torch")
 from fourfold.config import parse_run
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 from fourfold.program import Op
-from fourfold.program.instruction import RECEIVES, SENDS, STARTS
 from fourfold.runtime.progress import own_work
 from tests.support.fake_device.faults import PlantedFault
 from tests.support.fake_device.ranks import FakeRun
+from tests.support.opcodes import RECEIVES, SENDS, STARTS
 
 RUN: dict[str, Any] = {
     "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 320},

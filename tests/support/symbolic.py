@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
-from fourfold.program.instruction import RECEIVES, SENDS
+from fourfold.program.overlap.rows import OverlapOp
 from tests.support import symbolic_copies as copies
+from tests.support.opcodes import RECEIVES, SENDS
 from tests.support.symbolic_parts import ALL_TO_ALLS, ARRIVED, exchanged, set_out
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
@@ -31,7 +32,7 @@ class _World:
             (number, step.segment, step.microbatch)
             for number, program in programs.items()
             for step in program.instructions
-            if step.op in (Op.BACKWARD_INPUT, Op.EXPERTS_BACKWARD)
+            if step.op in (Op.BACKWARD_INPUT, OverlapOp.EXPERTS_BACKWARD)
         )
         self.parameters = _parameters(spec, frozenset(halves))
         self.ranks = {}

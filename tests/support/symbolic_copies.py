@@ -3,10 +3,10 @@ last update."""
 
 from typing import Any
 
-from fourfold.program import Op
+from fourfold.program.offload.steps import OffloadOp
 from tests.support.symbolic_values import need
 
-COPIES = (Op.OFFLOAD, Op.FETCH)
+COPIES = (OffloadOp.OFFLOAD, OffloadOp.FETCH)
 OLD, UPDATED = "states before the update", "states after the update"
 
 
@@ -41,7 +41,7 @@ def start(started: Any) -> None:
     if step.microbatch is None:
         own = [f"optimizer/{step.segment}", *([f"master/{step.segment}"] if rank.view.spec.mixed else [])]
     there = [f"host_{name}" for name in own]
-    source, target = (own, there) if step.op is Op.OFFLOAD else (there, own)
+    source, target = (own, there) if step.op is OffloadOp.OFFLOAD else (there, own)
     started.taken = {into: rank.get(name) for name, into in zip(source, target, strict=True)}
     for name in target:
         rank.settled(name)

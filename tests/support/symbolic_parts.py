@@ -3,25 +3,26 @@
 from typing import Any
 
 from fourfold.program import Instruction, Op
+from fourfold.program.overlap.rows import OverlapOp
 from tests.support.symbolic_values import Parameters, need
 
 ALL_TO_ALLS = {
-    Op.DISPATCH_TOKENS: "dispatched",
-    Op.COMBINE_TOKENS: "combined",
-    Op.DISPATCH_GRADIENT: "ddispatched",
-    Op.COMBINE_GRADIENT: "dcombined",
+    OverlapOp.DISPATCH_TOKENS: "dispatched",
+    OverlapOp.COMBINE_TOKENS: "combined",
+    OverlapOp.DISPATCH_GRADIENT: "ddispatched",
+    OverlapOp.COMBINE_GRADIENT: "dcombined",
 }
 BETWEEN = {
-    Op.EXPERTS_FORWARD: ("dispatched", "combined"),
-    Op.EXPERTS_BACKWARD: ("ddispatched", "dcombined"),
+    OverlapOp.EXPERTS_FORWARD: ("dispatched", "combined"),
+    OverlapOp.EXPERTS_BACKWARD: ("ddispatched", "dcombined"),
 }
-PARTS = (*BETWEEN, Op.FINISH_FORWARD, Op.FINISH_BACKWARD)
+PARTS = (*BETWEEN, OverlapOp.FINISH_FORWARD, OverlapOp.FINISH_BACKWARD)
 READY, ARRIVED = "ready to set out", "arrived"
 
 
 def begins_parts(rank: Any, step: Instruction) -> bool:
     """Whether a forward or backward ends at its dispatch: it does where the list has one of its rows."""
-    start = {Op.FORWARD: Op.DISPATCH_TOKENS, Op.BACKWARD: Op.DISPATCH_GRADIENT}.get(step.op)
+    start = {Op.FORWARD: OverlapOp.DISPATCH_TOKENS, Op.BACKWARD: OverlapOp.DISPATCH_GRADIENT}.get(step.op)
     return start is not None and (start, step.segment, step.microbatch) in rank.exchanged
 
 
@@ -45,22 +46,22 @@ def set_out(rank: Any, step: Instruction) -> str:
 def part(rank: Any, segment: Any, step: Instruction, following: str, parameters: Parameters) -> None:
     """The experts' part of a pass, or its end."""
     own, m = f"{segment.name}/m{step.microbatch}", step.microbatch or 0
-    before, after = BETWEEN.get(step.op, ("combined" if step.op is Op.FINISH_FORWARD else "dcombined", None))
+    before, after = BETWEEN.get(step.op, ("combined" if step.op is OverlapOp.FINISH_FORWARD else "dcombined", None))
     need(rank.get(f"{before}/{own}") == ARRIVED, f"{step.short} computes on rows that are not there")
     if after is not None:
         for unit in segment.units:
             parameters.read(rank, unit)
         rank.put(f"{after}/{own}", READY)
-    if step.op is Op.EXPERTS_BACKWARD:
+    if step.op is OverlapOp.EXPERTS_BACKWARD:
         need(rank.loads is None, "tokens are routed after the loads are summed")
         rank.losses[rank.number, segment.name, m] += 1
         parameters.add(rank, segment, m, Op.BACKWARD_INPUT)
-    if step.op is Op.FINISH_FORWARD:
+    if step.op is OverlapOp.FINISH_FORWARD:
         if rank.view.stages.policies[segment.name] != "full":
             rank.put(f"saved/{own}", True)
         rank.get(f"hidden/{own}")
         rank.put(f"hidden/{following}", f"output of {segment.name} for m{m}")
-    if step.op is Op.FINISH_BACKWARD:
+    if step.op is OverlapOp.FINISH_BACKWARD:
         rank.get(f"batch/m{m}")
         rank.get(f"hidden/{own}")
         rank.get(f"dhidden/{following}")

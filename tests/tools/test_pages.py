@@ -10,7 +10,7 @@ from pydantic import Field
 from fourfold.cli.app import COMMANDS
 from fourfold.config.schema import RunConfig
 from fourfold.config.section import Section
-from fourfold.program import Op
+from fourfold.program.capabilities import OPCODES
 from tools.check_links import ROOT
 from tools.docs import command_pages, run_file_page
 from tools.docs.docstrings import names_in, to_rst
@@ -72,7 +72,7 @@ def test_every_command_and_its_options_are_described() -> None:
 def test_every_instruction_is_explained() -> None:
     _, section = (DOCS / "program.md").read_text(encoding="utf-8").split("## Instructions\n")
     letters = re.findall(r"^\| `(\S+)[^`]*` \|", section.split("\n## ")[0], re.MULTILINE)
-    assert sorted(letters) == sorted(op.value for op in Op)
+    assert sorted(letters) == sorted(op.value for op in OPCODES)
 
 
 def test_the_glossary_is_in_alphabetical_order_without_a_term_twice() -> None:

@@ -22,7 +22,6 @@ from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.calibration import ContentionProfile, constants_of
 from fourfold.hardware import Cluster, Device, Level
-from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
 
 Report = Callable[[str], None]
@@ -153,7 +152,7 @@ def _delay(measured: Sequence[float], table: Table, ranks: int, dtype: str, core
         assert prices is not None
         simulation = simulate(spec, prices)
         steps = simulation.programs[0].instructions
-        count = sum(len(step.collectives) for step in steps if step.op in COMPUTE_OPS)
+        count = sum(len(step.collectives) for step in steps if step.op.is_compute)
         found.append((seconds - simulation.seconds) / count)
     return max(0.0, median(found))
 

@@ -38,7 +38,7 @@ class StateTensor:
 class OptimizerSpec:
     """State and traffic of an optimizer. An update is elementwise: a rank updates its shard with its shard of the gradient and
     of the state, and sends nothing. `name`: as in the run file. `orthogonalizes`: the update of a hidden matrix needs all of it
-    (`program/matrices.py`); `placement`, `per_head`: where, and in which matrices."""
+    (`program/muon/matrices.py`); `placement`, `per_head`: where, and in which matrices."""
 
     name: str
     state: tuple[StateTensor, ...]

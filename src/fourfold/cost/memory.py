@@ -82,7 +82,7 @@ def _operand_share(software: SoftwareProfile) -> float:
 def _held(step: Instruction, logits: int, extra: int) -> Instruction:
     if step.segment == "head" and step.op is Op.BACKWARD:
         return step._replace(workspace_bytes=max(step.workspace_bytes, logits))
-    ends = step.op is Op.FINISH_FORWARD or (step.op is Op.FORWARD and not step.writes[0].startswith("dispatched/"))
+    ends = step.op.is_forward and any(name.startswith("hidden/") for name in step.writes)
     if ends and step.segment != "embed" and not any(name.startswith("saved/") for name in step.writes):
         return step._replace(workspace_bytes=step.workspace_bytes + extra)
     return step

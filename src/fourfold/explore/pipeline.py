@@ -22,10 +22,10 @@ from fourfold.explore.setup import Malformed, Setup
 from fourfold.hardware import THIS, load_cluster, named_with
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
+from fourfold.program.capabilities import BY_LETTER
 from fourfold.program.compiled import stage_flops
 from fourfold.program.expand import expand_segments
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import BY_LETTER
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.slots import Slots

@@ -23,7 +23,7 @@ from fourfold.model.spec import Segment, UnitSpec
 from fourfold.model.weights import Weight
 from fourfold.model.work import Attention, Elementwise, Gemm, Work
 from fourfold.program import lower_pipeline
-from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS, Op
+from fourfold.program.instruction import Opcode
 
 KINDS = {Gemm: "matmul", Attention: "attention", Elementwise: "elementwise"}
 Kernel = Gemm | Attention | Elementwise
@@ -55,12 +55,12 @@ class _Step:
     def __post_init__(self) -> None:
         spec = self.resolved.spec
         segments = {segment.name: segment for segment in spec.segments}
-        works: dict[tuple[str, Op, Work], tuple[Segment | None, float]] = {}
+        works: dict[tuple[str, Opcode, Work], tuple[Segment | None, float]] = {}
         for program in lower_pipeline(spec, compiled=self.resolved.compiled):
             for pattern, microbatches in program.steps.microbatches.items():
                 if pattern.op.info.phase and pattern.work.items:
                     segment = segments.get(pattern.segment or "")
-                    key = (_kind(segment) if pattern.op in COMPUTE_OPS else "all parameters", pattern.op, pattern.work)
+                    key = (_kind(segment) if pattern.op.is_compute else "all parameters", pattern.op, pattern.work)
                     before = works.get(key, (segment, 0.0))[1]
                     works[key] = (segment, before + len(microbatches) / spec.layout.pp)
         names: dict[str, Names] = {}
@@ -69,7 +69,7 @@ class _Step:
                 names[kind] = weight_names(segment, self.resolved, spec.shape)
             self._add(kind, op, work, number, names.get(kind, {}))
 
-    def _add(self, kind: str, op: Op, work: Work, number: float, names: Names) -> None:
+    def _add(self, kind: str, op: Opcode, work: Work, number: float, names: Names) -> None:
         software, prices = self.prices.software, self.prices
         if kind == "head":
             prices = self.prices.plain
@@ -79,7 +79,7 @@ class _Step:
         for index, item in enumerate(kernels):
             sizes = (prices.kernels, prices.gemm_dtype, prices.dtype, prices.element_bytes)
             seconds, moved = prices.kernel(item), kernel_bytes(item, *sizes)
-            if isinstance(item, Elementwise) and op not in COMPUTE_OPS:
+            if isinstance(item, Elementwise) and not op.is_compute:
                 seconds, moved = prices.memory(item.bytes), item.bytes
             if not seconds:
                 continue
@@ -102,7 +102,7 @@ def _kind(segment: Segment | None) -> str:
     return "MTP module" if segment.depth else "expert block" if segment.moe else "block"
 
 
-def _named(item: Kernel, names: Names, op: Op) -> str:
+def _named(item: Kernel, names: Names, op: Opcode) -> str:
     """A matmul by the weights that have its shape; empty for what has no name of its own."""
     if isinstance(item, Attention):
         return "attention"
@@ -116,7 +116,7 @@ def _named(item: Kernel, names: Names, op: Op) -> str:
     if item.accumulates:
         return f"{weight(item.rows, item.columns) or 'matmul'}, weight gradient"
     forward, gradient = weight(item.columns, item.inner), weight(item.inner, item.columns)
-    if op in BACKWARD_OPS and gradient is not None:
+    if op.is_backward and gradient is not None:
         return f"{gradient}, input gradient"
     return forward or "matmul"
 

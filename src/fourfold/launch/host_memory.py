@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program import Program
 from fourfold.program.liveness import host_peak_bytes
-from fourfold.program.pinned import activation_slots, allocated_bytes, state_parts
+from fourfold.program.offload.pinned import activation_slots, allocated_bytes, state_parts
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class OptimizerCosts:
 
     def _orthogonalize_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """The busiest rank of each unit, for which the others wait, has a matrix at least and no less than the mean, whoever
-        computes what (`program/homes.py`). Pipeline ranks begin together, behind the norm: the last ends no earlier than their
-        mean."""
+        computes what (`program/muon/owners.py`). Pipeline ranks begin together, behind the norm: the last ends no earlier than
+        their mean."""
         ranks = table.dp * shape.cp * shape.tp
         found = np.zeros_like(table.pp)
         for (most, every), count in self._units_flop_seconds.items():

@@ -12,8 +12,8 @@ from fourfold.cost.prices import Prices
 from fourfold.plan.bound import may_mix
 from fourfold.plan.found_layouts import Found, best_first
 from fourfold.plan.pool import Counts
-from fourfold.program.offload import state_buffers
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.capabilities import buffer_bytes
+from fourfold.program.sizes import state_buffers
 from fourfold.program.view import RankView
 
 WORTH = 0.98
@@ -25,7 +25,7 @@ def freed_and_seconds(view: RankView, prices: Prices) -> tuple[int, float]:
     gets longer.
 
     A unit is updated when its states are there and those of the unit before are gone; those of the next unit start then
-    (`program/offload.py`)."""
+    (`program/offload/`)."""
     spec, flats = view.spec, view.flats
     sizes = [sum(buffer_bytes(view, each) for each in state_buffers(view, unit)) for unit in flats]
     copies = [prices.host_copy(size) for size in sizes]

@@ -1,4 +1,7 @@
-"""Buffers of programs: one row a kind of buffer, and their names. U is a unit, S a segment, m a microbatch."""
+"""Buffers of programs: one row a kind of buffer, and their names. U is a unit, S a segment, m a microbatch.
+
+The core's stand here, a capability's in its own room; `capabilities.py` has all.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +26,7 @@ class BufferInfo:
     label: str | None = None
     """A few words for people who read tables of memory; None: its kind."""
     numel: Literal["padded_numel", "shard_numel"] | None = None
-    """The number of its elements, of a `FlatLayout`; None: `sizes.py` computes its bytes otherwise."""
+    """The number of its elements, of a `FlatLayout`; None: its bytes are computed otherwise."""
     format: Literal["compute", "master", "gradients"] | None = None
     """The number format, of a `StepSpec`, likewise."""
 
@@ -45,22 +48,13 @@ _ROWS = (
     BufferInfo("hidden", "/S/m", "input of a segment for a microbatch", "activations", "hidden states"),
     BufferInfo("dhidden", "/S/m", "the gradient of that input", "activations", "gradients of hidden states"),
     BufferInfo("deferred", "/S/m", "operands of a segment's deferred weight gradients", "activations", "deferred wgrads"),
-    BufferInfo("dispatched", "/S/m", "a forward in parts, with rows for the experts", "activations"),
-    BufferInfo("combined", "/S/m", "a forward in parts, with the experts' outputs", "activations"),
-    BufferInfo("ddispatched", "/S/m", "a backward in parts, with rows for the experts", "activations"),
-    BufferInfo("dcombined", "/S/m", "a backward in parts, with the experts' gradients", "activations"),
     BufferInfo("batch", "/m", "tokens, targets, positions", "temporary", "tokens"),
     BufferInfo("rope", "", "rotary tables", "temporary", "rotary tables"),
     BufferInfo("router", "/S", "a router's balancing bias and load counts", "temporary", "routers"),
-    BufferInfo("direction", "/U", "the shard's part of Muon's directions", "temporary", "directions (Muon)",
-        "shard_numel", "compute"),
-    BufferInfo("matrices", "/U", "those of all ranks with parts of a matrix", "temporary", "gathered directions (Muon)"),
-    BufferInfo("home", "/U", "this rank's results for the matrices whose home it is", "temporary", "orthogonal matrices"),
-    BufferInfo("homes", "/U", "those of all homes", "temporary", "gathered orthogonal matrices"),
 )
 # fmt: on
-BUFFERS = {row.kind: row for row in _ROWS}
-"""By kind. `host_` before a name: what it holds, in the host's memory."""
+CORE_BUFFERS = {row.kind: row for row in _ROWS}
+"""Kinds that no capability owns. `host_` before a name: what it holds, in the host's memory."""
 
 
 def mark(microbatch: int) -> str:
@@ -102,14 +96,6 @@ def deferred(segment: str, microbatch: int) -> str:
     return f"deferred/{segment}/m{microbatch}"
 
 
-def dispatched(segment: str, microbatch: int, gradient: bool = False) -> str:
-    return f"{'d' if gradient else ''}dispatched/{segment}/m{microbatch}"
-
-
-def combined(segment: str, microbatch: int, gradient: bool = False) -> str:
-    return f"{'d' if gradient else ''}combined/{segment}/m{microbatch}"
-
-
 def batch(microbatch: int) -> str:
     return f"batch/m{microbatch}"
 
@@ -117,30 +103,6 @@ def batch(microbatch: int) -> str:
 def values(flat: FlatLayout) -> str:
     """The buffer that the optimizer updates in the compute format."""
     return f"{'shard' if flat.zero == 3 else 'params'}/{flat.unit}"
-
-
-def direction(flat: FlatLayout) -> str:
-    """The buffer that MOMENTUM writes."""
-    return f"direction/{flat.unit}"
-
-
-def matrices(flat: FlatLayout, brought: bool) -> str:
-    """The buffer of the full directions that are orthogonalized: gathered, or there already."""
-    return f"matrices/{flat.unit}" if brought else direction(flat)
-
-
-def home(flat: FlatLayout) -> str:
-    """The buffer that ORTHOGONALIZE writes."""
-    return f"home/{flat.unit}"
-
-
-FULL_MATRICES = ("direction", "matrices", "homes")
-"""Kinds of what an update reads of matrices beside gradient and state."""
-
-
-def homes(flat: FlatLayout) -> str:
-    """The buffer of the results of all homes."""
-    return f"homes/{flat.unit}"
 
 
 def gradient(flat: FlatLayout) -> str:

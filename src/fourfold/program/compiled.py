@@ -5,10 +5,9 @@ from dataclasses import replace
 from itertools import starmap
 
 from fourfold.model.footprint import Footprint, Halves
+from fourfold.program.capabilities import interleave, into_stages
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
-from fourfold.program.offload import insert_activation_offloads
-from fourfold.program.overlap import Units, expand_units, in_couples, overlapping_units, placed_units
 from fourfold.program.pattern import Step
 from fourfold.program.program import Program
 from fourfold.program.replay import insert_replays, unsplit_first
@@ -84,35 +83,40 @@ class PipelinePlan:
 
     def __init__(self, orders: Orders, stages: StageMap, spec: StepSpec) -> None:
         self.orders = orders
-        self.units: Units | None = overlapping_units(spec, orders, stages)
-        places = None
-        if self.units is not None:
-            self.units, shared_places = placed_units(self.units, len(stages.ranks))
-            shared = zip(self.units, shared_places, strict=True)
-            places = [[at for unit, at in zip(*row, strict=True) for _ in unit] for row in shared]
-        self.transfers: TransferPlan = plan_transfers(orders, stages, places)
+        self.turns = interleave(spec, orders, stages)
+        self.transfers: TransferPlan = plan_transfers(orders, stages, self.turns.places if self.turns else None)
 
 
 def compile_stages(view: RankView, plan: PipelinePlan) -> list[Step]:
     """The computation and transfers of one pipeline rank."""
-    if plan.units is None:
-        groups = expand_segments(plan.orders[view.pp_rank], view)
-    else:
-        groups = expand_units(plan.units[view.pp_rank], view)
+    groups = plan.turns.expand(view) if plan.turns else expand_segments(plan.orders[view.pp_rank], view)
     steps = insert_transfers(groups, plan.transfers, view)
     steps = insert_loads(insert_replays(insert_recompute(steps, view), view))
-    return insert_activation_offloads(steps, view)
+    return into_stages(steps, view)
 
 
 def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> Orders:
     """Every rank's order, as the layout's schedule says."""
     layout = spec.layout
     times = stage_flops(stages, footprints) if find_schedule(layout.schedule).needs_times else None
-    ordered = -(-layout.num_microbatches // spec.couple)
+    ordered = -(-layout.num_microbatches // spec.microbatches_per_slot)
     orders = schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, ordered, times)
-    if spec.couple > 1:
-        orders = in_couples(orders, layout.num_microbatches)
+    if spec.microbatches_per_slot > 1:
+        orders = _one_by_one(orders, spec)
     return tuple(map(unsplit_first, orders)) if spec.replay else orders
+
+
+def _one_by_one(orders: Orders, spec: StepSpec) -> Orders:
+    """The order of slots as one of their microbatches, which are neighbours."""
+    per_slot, count = spec.microbatches_per_slot, spec.layout.num_microbatches
+    return tuple(
+        tuple(
+            entry._replace(microbatch=m)
+            for entry in order
+            for m in range(per_slot * entry.microbatch, min(per_slot * (entry.microbatch + 1), count))
+        )
+        for order in orders
+    )
 
 
 def stage_flops(stages: StageMap, footprints: Footprints) -> StageTimes:

@@ -6,14 +6,16 @@ otherwise fool them.
 
 from fourfold.layout.mesh import ALL_AXES, axes_name
 from fourfold.model.work import Collective
-from fourfold.program.buffers import host, values
-from fourfold.program.declared import Declared, declared
+from fourfold.program.buffers import values
+from fourfold.program.capabilities import all_declared, buffer_bytes, declared_resident
+from fourfold.program.declared import Declared
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import GROUP, SHARDS, Op
+from fourfold.program.opcode import GROUP, SHARDS
+from fourfold.program.ops import Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
-from fourfold.program.sizes import buffer_bytes, saved_parts
+from fourfold.program.sizes import saved_parts
 from fourfold.program.view import RankView
 
 
@@ -53,7 +55,7 @@ def _problems(step: Instruction, kind: str, view: RankView) -> list[tuple[str, s
     elif not _known_segment(step, view) or not _known_microbatch(step, view):
         return [*problems, ("names a segment or a microbatch that the run has not", "drop it")]
     else:
-        allowed = declared(step, kind, view)
+        allowed = all_declared(step, kind, view)
     problem = _difference(step, allowed) or _stream_problem(step, view)
     return [*problems, *([problem] if problem else [])]
 
@@ -66,9 +68,7 @@ def _known_microbatches(pattern: Pattern, microbatches: list[int | None], view: 
 def resident_buffers(kind: str, view: RankView) -> set[str]:
     """Buffers that are live before and after a program of this kind."""
     state = ["optimizer", *(["master"] if view.spec.mixed else [])] if kind == "train" else []
-    units = {f"{prefix}/{unit}" for unit in view.flats for prefix in state}
-    if view.spec.layout.offload_optimizer:
-        units = {*map(host, units)}
+    units = declared_resident(view, {f"{prefix}/{unit}" for unit in view.flats for prefix in state})
     return {"rope", *units, *map(values, view.flats.values()), *(f"router/{s.name}" for s in view.moe_segments)}
 
 

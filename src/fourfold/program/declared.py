@@ -10,13 +10,9 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
-from fourfold.program.declared_copies import declared_copies
-from fourfold.program.declared_matrices import MATRIX_OPS, declared_of_matrices, declared_of_update
-from fourfold.program.declared_parts import declared_in_parts
 from fourfold.program.instruction import Instruction
-from fourfold.program.matrices import hidden_matrices
-from fourfold.program.ops import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, PART_OPS, SENDS, TRANSFERS, Op
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.ops import Op
+from fourfold.program.sizes import core_buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
 from fourfold.program.view import RankView
 
@@ -32,9 +28,9 @@ class Declared:
 
 
 def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
-    """The declarations that this operation may have; none: it has no place in this step."""
+    """The declarations that an operation of the core may have; none: it has no place in this step."""
     training = kind == "train"
-    if not training and not step.op.info.evaluates:
+    if not isinstance(step.op, Op) or (not training and not step.op.info.evaluates):
         return []
     unit, m = step.segment, step.microbatch
     if step.op is Op.COUNT:
@@ -47,24 +43,19 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
     if step.op is Op.CLIP_NORM:
         norm = _over(view, "all_reduce", norm_axes(view.spec.layout), SCALAR_BYTES)
         gradients = tuple(sorted(map(name.gradient, view.flats.values())))
-        return [Declared(gradients, work=_then(sum(buffer_bytes(view, each) for each in gradients), norm))]
+        return [Declared(gradients, work=_then(sum(core_buffer_bytes(view, each) for each in gradients), norm))]
     if step.op is Op.CHECKSUM:
         return _checksum(view)
     if step.op is Op.BALANCE:
         return _balance(view)
     if unit is None:
         return []
-    if step.op in HOST_COPIES:
-        return [Declared(*each) for each in declared_copies(step, view)]
-    if step.op in TRANSFERS:
+    if step.op.is_transfer:
         return _transfer(step, view)
-    if step.op in COMPUTE_OPS:
+    if step.op.is_compute:
         if m is None:
             return []
-        me = view.stages.segments[unit]
-        return [*_compute(step.op, me, m, view, training), *_in_parts(step.op, me, m, view, training)]
-    if step.op in ALL_TO_ALLS:
-        return _in_parts(step.op, view.stages.segments[unit], m, view, training) if m is not None else []
+        return _compute(step.op, view.stages.segments[unit], m, view, training)
     return _of_unit(step, unit, view)
 
 
@@ -72,16 +63,13 @@ def _of_unit(step: Instruction, unit: str, view: RankView) -> list[Declared]:
     """Operations on a unit's parameters, gradients and state."""
     flat, params = view.flats[unit], f"params/{unit}"
     if step.op is Op.GATHER and flat.zero == 3:
-        gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
+        gather = _over(view, "all_gather", flat.shard_axes, core_buffer_bytes(view, params))
         return [Declared((f"shard/{unit}",), (params,), sends(*gather))]
     if step.op is Op.PARAMETER_ALL_GATHER and flat.zero in (1, 2):
-        gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
+        gather = _over(view, "all_gather", flat.shard_axes, core_buffer_bytes(view, params))
         return [Declared((params,), (params,), sends(*gather))]
     if step.op is Op.UPDATE:
         return [_update(unit, view)]
-    if step.op in MATRIX_OPS and hidden_matrices(view.spec, flat):
-        found = declared_of_matrices(step.op, view.spec, flat)
-        return [Declared(*each) for each in found]
     if step.op is Op.REDUCE_TIED and unit == view.tied_unit:
         gradient = name.gradient(flat)
         size = flat.shard_numel * DTYPE_BYTES[view.spec.gradients]
@@ -110,11 +98,11 @@ def compared_buffers(view: RankView) -> list[tuple[str, str, int]]:
     for unit, flat in view.flats.items() if view.spec.checksum else ():
         sharded = set(flat.shard_axes) if flat.zero else set()
         replicas = axes_name(tuple(axis for axis in flat.gradient_axes if axis not in sharded))
-        own, size = name.values(flat), buffer_bytes(view, name.values(flat))
+        own, size = name.values(flat), core_buffer_bytes(view, name.values(flat))
         found.append((axes_name(flat.shard_axes) if flat.zero in (1, 2) else replicas, own, size))
         states = [*([f"master/{unit}"] if view.spec.mixed else []), f"optimizer/{unit}"]
         states = [] if view.spec.layout.offload_optimizer else states
-        found += [(replicas, state, buffer_bytes(view, state)) for state in states]
+        found += [(replicas, state, core_buffer_bytes(view, state)) for state in states]
         for axis in ("tp", "tp_copy") if flat.domain == "dense" and view.spec.layout.degree("tp") > 1 else ():
             numel = sum(end - start for along, start, end in flat.copied_ranges() if along == axis)
             if numel and view.spec.layout.degree(axis) > 1:
@@ -144,7 +132,7 @@ def _replay(me: Segment, m: int, view: RankView) -> list[Declared]:
     made = [*grads, name.dhidden(me.name, m)]
     reads = [*(f"params/{unit}" for unit in me.units), name.batch(m), name.hidden(me.name, m)]
     footprint = view.footprint(me)
-    workspace = buffer_bytes(view, name.dhidden(me.name, m)) + footprint.backward_workspace_bytes
+    workspace = core_buffer_bytes(view, name.dhidden(me.name, m)) + footprint.backward_workspace_bytes
     items = footprint.backward.items
     if me.kind == "block":
         reads += ["rope", name.dhidden(view.stages.following[me.name], m), *([f"router/{me.name}"] if me.moe else [])]
@@ -154,7 +142,7 @@ def _replay(me: Segment, m: int, view: RankView) -> list[Declared]:
         if policy == "full":
             forward = footprint.recompute_workspace_bytes
         workspace = footprint.saved_bytes + max(forward, workspace)
-    compared = 2 * sum(buffer_bytes(view, each) for each in made)
+    compared = 2 * sum(core_buffer_bytes(view, each) for each in made)
     work = Work((*items, Elementwise(compared, compared)))
     return [Declared(tuple(sorted(reads + made)), tuple(sorted(grads)), work, workspace)]
 
@@ -176,13 +164,13 @@ def _transfer(step: Instruction, view: RankView) -> list[Declared]:
     gradient = step.op.info.carries == "gradients"
     if source is None or m is None:
         return []
-    leaves = step.op in SENDS
+    leaves = step.op.is_send
     ends = (target, source) if gradient else (source, target)
     me, peer = ends if leaves else ends[::-1]
     if me != view.pp_rank or step.peer != peer:
         return []
     buffer = (name.dhidden if gradient else name.hidden)(segment, m)
-    work = sends(Collective("send" if leaves else "recv", "pp", buffer_bytes(view, buffer), 2))
+    work = sends(Collective("send" if leaves else "recv", "pp", core_buffer_bytes(view, buffer), 2))
     return [Declared((buffer,), (), work) if leaves else Declared((), (buffer,), work)]
 
 
@@ -190,19 +178,18 @@ def _update(unit: str, view: RankView) -> Declared:
     flat, spec = view.flats[unit], view.spec
     state = (name.values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
     converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
-    full, work, workspace = declared_of_update(spec, flat)
-    reads = tuple(sorted((*state, *full, name.gradient(flat))))
+    reads = tuple(sorted((*state, name.gradient(flat))))
     rest = min(flat.shard_numel, flat.padded_numel - flat.matrix_numel)
     moved = spec.update_bytes(flat.shard_numel, flat.shard_numel - rest)
-    return Declared(reads, tuple(sorted(state)), Work((*_then(moved).items, *work.items)), converted + workspace)
+    return Declared(reads, tuple(sorted(state)), _then(moved), converted)
 
 
 def _reductions(unit: str, view: RankView) -> list[Declared]:
     """Over the shard axes alone, or over the replicas too: which of them when, is for the gradients' walk to say."""
     flat, full, staging = view.flats[unit], f"grad/{unit}", f"reduce/{unit}"
     into = f"grad_shard/{unit}" if flat.zero >= 2 else full
-    writes = tuple(sorted((into, staging) if buffer_bytes(view, staging) else (into,)))
-    size = buffer_bytes(view, full)
+    writes = tuple(sorted((into, staging) if core_buffer_bytes(view, staging) else (into,)))
+    size = core_buffer_bytes(view, full)
     element = DTYPE_BYTES[view.spec.gradients]
     partial = tuple(
         c for axis, start, end in flat.sums for c in _over(view, "all_reduce", (axis,), (end - start) * element)
@@ -223,16 +210,11 @@ def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> lis
         return _forward(me, m, view, training)
     if op is Op.REPLAY:
         return _replay(me, m, view)
-    if op in PART_OPS or (op is not Op.BACKWARD and me.kind != "block"):
+    if op is not Op.BACKWARD and me.kind != "block":
         return []
     if op is Op.RECOMPUTE:
         return _recompute(me, m, view)
     return [_backward(op, me, m, view)]
-
-
-def _in_parts(op: Op, me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
-    found = declared_in_parts(op, me, m, view) if training else []
-    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), work, size) for reads, writes, work, size in found]
 
 
 def _forward(me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:

@@ -1,22 +1,24 @@
 """From the compute order of stages to the instructions of their segments, with recomputation and the batches they read."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fourfold.model.spec import Segment
 from fourfold.program import buffers as name
-from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
-from fourfold.program.parts import backward_in_parts, forward_in_parts
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.schedule import Compute
 from fourfold.program.view import RankView
 
+RoutedPass = Callable[[RankView, Segment, Compute], list[Instruction] | None]
+"""The instructions of a pass over a segment; None of one that stays in one piece."""
+
 
 def expand_segments(
-    order: Iterable[Compute], view: RankView, training: bool = True, in_parts: bool = False
+    order: Iterable[Compute], view: RankView, training: bool = True, routed: RoutedPass | None = None
 ) -> list[list[Step]]:
     """Stage -> its segments; backward in reverse. One list of steps for every entry of the order.
 
-    `in_parts`: passes over routed blocks in three parts, with their all-to-alls as instructions; halves of a backward stay whole.
+    `routed`: the instructions of passes over routed blocks, where these run in parts; halves of a backward stay whole.
 
     The head has no forward of its own in training: its backward does both, the weight gradient too, whole even where the schedule
     takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The
@@ -27,26 +29,26 @@ def expand_segments(
     for op, stage, m in order:
         found = patterns.get((op, stage))
         if found is None:
-            first = _expand(view, Compute(op, stage, 0), training, in_parts)
+            first = _expand(view, Compute(op, stage, 0), training, routed)
             found = patterns[op, stage] = list(map(Pattern.of_first, first))
         groups.append([(pattern, m) for pattern in found])
     return groups
 
 
-def _expand(view: RankView, compute: Compute, training: bool, in_parts: bool) -> list[Instruction]:
+def _expand(view: RankView, compute: Compute, training: bool, routed: RoutedPass | None) -> list[Instruction]:
     op, stage, m = compute
     segments = view.stages.stages[stage]
     steps: list[Instruction] = []
     if op is Op.FORWARD:
         for segment in segments:
-            if in_parts and segment.moe:
-                steps += forward_in_parts(view, segment, m)
+            if routed and (parts := routed(view, segment, compute)):
+                steps += parts
             elif segment.kind != "head" or not training:
                 steps.append(_forward(view, segment, m, training))
         return steps
     for segment in reversed(segments):
-        if in_parts and segment.moe and op is Op.BACKWARD:
-            steps += backward_in_parts(view, segment, m)
+        if routed and (parts := routed(view, segment, compute)):
+            steps += parts
         elif op is Op.BACKWARD or segment.kind == ("embedding" if op is Op.BACKWARD_WEIGHT else "head"):
             steps.append(_backward(view, segment, m))
         elif segment.kind == "block":
@@ -150,7 +152,7 @@ def insert_recompute(steps: list[Step], view: RankView) -> list[Step]:
     }
     if not full:
         return steps
-    reading = {p for p, _ in steps if p.op in COMPUTE_OPS and "saved" in p.op.info.reads}
+    reading = {p for p, _ in steps if p.op.is_compute and "saved" in p.op.info.reads}
     again = {p: full[p.segment] for p in reading if p.segment in full}
     result = []
     for step in steps:
@@ -179,7 +181,7 @@ def insert_loads(steps: list[Step]) -> list[Step]:
     """Each microbatch is fetched before the first instruction that reads it and dropped after the last."""
     batch = Name("batch", True)
     load = Pattern.of_first(Instruction(Op.LOAD, microbatch=0, writes=(name.batch(0),)))
-    readers = {pattern for pattern, _ in steps if pattern.op in COMPUTE_OPS and batch in pattern.reads}
+    readers = {pattern for pattern, _ in steps if pattern.op.is_compute and batch in pattern.reads}
     dropping: dict[Pattern, Pattern] = {}
     first: dict[int | None, int] = {}
     last: dict[int | None, int] = {}

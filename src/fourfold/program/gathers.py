@@ -2,10 +2,9 @@
 
 from fourfold.layout.mesh import axes_name
 from fourfold.model.work import sends
-from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
-from fourfold.program.parts import PARTS
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Pattern, Step
-from fourfold.program.sizes import unit_bytes
+from fourfold.program.sizes import core_unit_bytes
 from fourfold.program.totals import over
 from fourfold.program.view import RankView
 
@@ -15,9 +14,9 @@ def insert_gathers(steps: list[Step], view: RankView) -> list[Step]:
     parts of a pass count as one computation."""
     if view.spec.layout.zero < 3:
         return steps
-    one = PARTS if view.spec.overlaps_experts else 1
+    one = view.spec.computations_per_pass
     distance = view.spec.layout.prefetch * one
-    computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op in COMPUTE_OPS]
+    computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op.is_compute]
     units = {pattern: _gathered_units(pattern, view) for pattern in {steps[i][0] for i in computes}}
     uses: dict[str, list[int]] = {}
     for position, index in enumerate(computes):
@@ -66,7 +65,7 @@ def _runs(positions: list[int], distance: int) -> list[tuple[int, int]]:
 
 def _gather(view: RankView, unit: str) -> Instruction:
     axes = view.flats[unit].shard_axes
-    full = over(view.spec.layout, "all_gather", axes, unit_bytes(view.spec, "params", view.flats[unit]))
+    full = over(view.spec.layout, "all_gather", axes, core_unit_bytes(view.spec, "params", view.flats[unit]))
     return Instruction(
         Op.GATHER,
         unit,

@@ -7,12 +7,16 @@ Each contribution is followed from the backward that makes it through the buffer
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from fourfold.program.capabilities import BY_LETTER, OPCODES, gradient_rules
+from fourfold.program.capability import GradientRule
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import ALL_TO_ALLS, BY_LETTER, COMPUTE_OPS, GRADIENT_OPS, PART_OPS, Op
+from fourfold.program.opcode import Opcode
+from fourfold.program.ops import Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.segment_passes import SegmentPasses
@@ -21,11 +25,18 @@ from fourfold.program.view import RankView
 
 _NEEDED = {
     part: sent
-    for part in PART_OPS & COMPUTE_OPS
-    for sent in PART_OPS & ALL_TO_ALLS
+    for part in OPCODES
+    for sent in OPCODES
+    if part.is_compute and sent.is_all_to_all and part.info.part_of is not None
     if sent.info.part_of == part.info.part_of and sent.info.place == part.info.place - 1
 }
 """The all-to-all that brings the rows of a part of a pass."""
+_LAST_PARTS = {
+    op: BY_LETTER[op.info.part_of] for op in OPCODES if op.info.part_of and op.adds_gradients and op.info.rest is None
+}
+"""The pass that is over with its last part."""
+_EARLIER_PARTS = [op for op in OPCODES if op.info.part_of and op.adds_gradients and op.info.rest]
+"""Parts of passes that contribute to a gradient before the last does."""
 
 
 @dataclass
@@ -49,25 +60,25 @@ class _Flow:
     """Segments whose first backward begins all gradients that it adds to, with its microbatch."""
     reported: set[str] = field(default_factory=set)
     clipped: bool = False
-    moved: set[str] = field(default_factory=set)
-    """Units whose momentum has moved."""
     updated: Counter[str] = field(default_factory=Counter)
     gathered_updates: Counter[str] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.passes = SegmentPasses(self.program, self.view)
+        self.rules: dict[Opcode, GradientRule] = {op: partial(take, self) for op, take in _TAKES.items()}
+        self.rules.update(gradient_rules(self))
 
     def fault(self, index: int, message: str, fix: str) -> None:
         self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
 
     def step(self, index: int, step: Pattern, m: int | None) -> None:
-        if (take := _TAKES.get(step.op)) is not None:
-            take(self, index, step)
-        elif step.op in ALL_TO_ALLS and m is not None:
+        if (rule := self.rules.get(step.op)) is not None:
+            rule(index, step)
+        elif step.op.is_all_to_all and m is not None:
             if not self.passes.add(step.op, step.segment or "", m):
                 self.fault(index, f"{step.of(m).short} runs twice", "drop one")
-        elif step.op in COMPUTE_OPS and m is not None:
+        elif step.op.is_compute and m is not None:
             self.compute(index, step, m)
         for freed, _ in step.frees:
             kind, _, unit = freed.partition("/")
@@ -118,7 +129,7 @@ class _Flow:
 
     def compute(self, index: int, step: Pattern, m: int) -> None:
         """A pass of a microbatch over a segment."""
-        done = Op.BACKWARD if step.op is Op.FINISH_BACKWARD else step.op
+        done = _LAST_PARTS.get(step.op, step.op)
         segment, op, bit = step.segment or "", done.value, 1 << m
         in_parts = step.op is Op.BACKWARD and not step.gradients
         if not in_parts and not self.passes.add(done, segment, m):
@@ -128,7 +139,7 @@ class _Flow:
         if step.op in _NEEDED and not self.passes.of(_NEEDED[step.op], segment) & bit:
             needed = f"{_NEEDED[step.op].value} {segment} m{m}"
             self.fault(index, "computes on rows that never set out", f"start and join `{needed}` before it")
-        if in_parts or step.op not in GRADIENT_OPS:
+        if in_parts or not step.op.adds_gradients:
             return
         if step.op is Op.REPLAY:
             self._replay(index, step, m)
@@ -159,7 +170,8 @@ class _Flow:
                 problem = f"compares a gradient of {written[5:]} that is not that of {step.segment} m{m} alone"
                 self.fault(index, problem, f"move it behind `B {step.segment} m{m}`")
 
-    def _reduce(self, index: int, step: Pattern) -> None:
+    def reduce(self, index: int, step: Pattern) -> None:
+        """A reduction of a unit's gradient: every collective that is no all-reduce leaves a shard of the sum."""
         unit = step.segment or ""
         held = self.full.get(unit)
         if not held:
@@ -175,7 +187,7 @@ class _Flow:
         target = held
         for collective in step.work.collectives:
             more = tuple(collective.axes.split("+"))
-            if into_shard and collective.kind == "reduce_scatter":
+            if into_shard and collective.kind != "all_reduce":
                 target = self.shard.setdefault(unit, {})
                 for segment, m in scatter(held, target, more):
                     self.fault(index, f"{segment} m{m} is added to the shard of {unit} twice", "drop one Reduce")
@@ -203,14 +215,6 @@ class _Flow:
         flat = self.view.flats[unit]
         sums = [axis for axis, _, _ in flat.sums]
         return Counter([*flat.gradient_axes, *sums, *(["tied"] if unit == self.view.tied_unit else [])])
-
-    def _move(self, index: int, step: Pattern) -> None:
-        unit = step.segment or ""
-        if unit in self.moved:
-            self.fault(index, f"the momentum of {unit} moves twice", "drop one")
-        self.moved.add(unit)
-        if not self.clipped or self.updated[unit]:
-            self.fault(index, f"the momentum of {unit} moves out of turn", "move it between `C` and the update")
 
     def _update(self, index: int, step: Pattern) -> None:
         unit = step.segment or ""
@@ -250,8 +254,8 @@ class _Flow:
         found = []
         for segment in (s.name for s in self.view.segments if unit in s.units):
             every, halved = self.passes.every, self.passes.halved(segment)
-            in_parts = self.passes.of(Op.EXPERTS_BACKWARD, segment)
-            for op, wanted in (("B", every & ~halved), ("E<", in_parts), ("I", every & halved), ("W", every & halved)):
+            in_parts = [(op.value, self.passes.of(op, segment)) for op in _EARLIER_PARTS]
+            for op, wanted in (("B", every & ~halved), *in_parts, ("I", every & halved), ("W", every & halved)):
                 found += [(segment, m, op) for m in bits(wanted & ~there.get((segment, op), 0))]
         return sorted(found)
 
@@ -291,9 +295,8 @@ class _Flow:
 
 _TAKES: dict[Op, Callable[[_Flow, int, Pattern], None]] = {
     Op.WAIT: _Flow._join,
-    Op.REDUCE: _Flow._reduce,
+    Op.REDUCE: _Flow.reduce,
     Op.CLIP_NORM: _Flow._clip,
-    Op.MOMENTUM: _Flow._move,
     Op.UPDATE: _Flow._update,
     Op.PARAMETER_ALL_GATHER: _Flow._gather_update,
     Op.REDUCE_TIED: _Flow._reduce_tied,
@@ -309,9 +312,13 @@ def check_gradients(rank: int, program: Program, view: RankView) -> list[Fault]:
     """The gradients' laws of one training step; of an evaluation, that every loss is in the sum."""
     flow = _Flow(rank, program, view)
     keeping = [p for p in program.steps.microbatches if not any(text.startswith("grad") for text, _ in p.frees)]
-    taking = _TAKES.keys() | COMPUTE_OPS | ALL_TO_ALLS
-    silent = {p for p in keeping if p.op not in taking or (p.op is Op.WAIT and p.handle != Op.COUNT.value)}
-    computing = {p for p in keeping if p.op in COMPUTE_OPS}
+    silent = {
+        p
+        for p in keeping
+        if not (p.op in flow.rules or p.op.is_compute or p.op.is_all_to_all)
+        or (p.op is Op.WAIT and p.handle != Op.COUNT.value)
+    }
+    computing = {p for p in keeping if p.op.is_compute}
     for index, (pattern, m) in enumerate(program.steps.steps):
         if pattern in silent:
             continue

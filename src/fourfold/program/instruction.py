@@ -3,32 +3,10 @@
 from typing import NamedTuple
 
 from fourfold.model.work import NOTHING, Collective, Work
-from fourfold.program.ops import (
-    ALL_TO_ALLS,
-    BACKWARD_OPS,
-    COMPUTE_OPS,
-    FORWARD_OPS,
-    HOST_COPIES,
-    RECEIVES,
-    SENDS,
-    STARTS,
-    TRANSFERS,
-    Op,
-)
+from fourfold.program.opcode import Opcode
+from fourfold.program.ops import Op
 
-__all__ = [
-    "ALL_TO_ALLS",
-    "BACKWARD_OPS",
-    "COMPUTE_OPS",
-    "FORWARD_OPS",
-    "HOST_COPIES",
-    "RECEIVES",
-    "SENDS",
-    "STARTS",
-    "TRANSFERS",
-    "Instruction",
-    "Op",
-]
+__all__ = ["Instruction", "Op", "Opcode"]
 
 
 class Instruction(NamedTuple):
@@ -39,7 +17,7 @@ class Instruction(NamedTuple):
     runs: `compute`, the name of the group whose link it uses, or a direction of the link to the host (`to_host`, `from_host`).
     """
 
-    op: Op
+    op: Opcode
     segment: str | None = None
     microbatch: int | None = None
     peer: int | None = None

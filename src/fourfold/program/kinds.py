@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fourfold.model.spec import Segment
-from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.program import Program
 
 
@@ -35,10 +35,10 @@ def seconds_by_kind(kinds: Sequence[str], ends: Sequence[float]) -> dict[str, li
 
 def _kind(step: Instruction, segments: Mapping[str, Segment]) -> str:
     op = step.op.words
-    if step.op in TRANSFERS:
+    if step.op.is_transfer:
         return op
     name, _, part = (step.segment or "").partition(".")
     segment = segments.get(name)
-    if any("dispatched/" in each for each in step.writes) and step.op in COMPUTE_OPS:
+    if any("dispatched/" in each for each in step.writes) and step.op.is_compute:
         part = "until dispatch"
     return " ".join(word for word in (op, segment.kind if segment else name, part) if word)

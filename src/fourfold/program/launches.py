@@ -4,8 +4,8 @@ They are small, and take the device no time to speak of; the host starts each of
 """
 
 from fourfold.model.work import Elementwise, HostCopy, Item, Join, Start, Work
-from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
-from fourfold.program.matrices import hidden_matrices, parts_of_shard
+from fourfold.program.capabilities import launches
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.spec import StepSpec
@@ -15,8 +15,6 @@ _ONCE = 3
 """The count of targets goes to the device; a step's results are read in one copy."""
 _NORM, _NORM_OF_UNIT = 14, 8
 _BALANCE, _BALANCE_OF_ROUTER, _BIAS = 6, 1, 5
-_DIRECTION, _MOVED, _UPDATED = 2, 4, 5
-"""Muon: of a shard's momentum, and of each matrix that the shard has a part of, in its momentum and in its update."""
 
 
 def work_launches(work: Work) -> int:
@@ -31,35 +29,31 @@ def _launches(item: Item) -> int:
 
 
 def launches_beside(step: Instruction | Pattern, view: RankView) -> int:
-    """Copies of a microbatch, sums for the record, the norm's parts, what the optimizer does beside its kernel."""
+    """Copies of a microbatch, sums for the record, the norm's parts, what the optimizer does beside its kernel; and what
+    capabilities add."""
+    return _launches_beside(step, view) + launches(step, view)
+
+
+def _launches_beside(step: Instruction | Pattern, view: RankView) -> int:
     spec, op = view.spec, step.op
     if op is Op.LOAD:
         if spec.layout.cp > 1 or spec.document_mask:
             return 5  # positions, and the rotary tables at them
         return 3 if spec.model.family == "gpt2" else 2
-    if step.segment == "head" and (op is Op.FORWARD or op in BACKWARD_OPS):
+    if step.segment == "head" and (op is Op.FORWARD or op.is_backward):
         return 1 + (spec.model.mtp_layers > 0)
     if op is Op.CLIP_NORM:
         return _NORM + _NORM_OF_UNIT * len(view.flats) - 1
     if op is Op.BALANCE:
         of_router = _BALANCE_OF_ROUTER + (_BIAS if spec.model.balance_bias_speed else 0)
         return _BALANCE + of_router * len(view.moe_segments)
-    if op is Op.MOMENTUM and step.segment is not None:
-        return _DIRECTION + _MOVED * _num_matrices(view, step.segment)
     if op is Op.UPDATE and step.segment is not None:
         flat = view.flats[step.segment]
         rates = len({p.spec.lr_scale for p in flat.parameters if p.weight_decay})
-        beside = int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel) + max(0, rates - 1)
-        return beside + _UPDATED * _num_matrices(view, step.segment)
+        return int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel) + max(0, rates - 1)
     if op is Op.REDUCE:
         return int(any(str(name).startswith("reduce/") for name in step.writes))
     return 0
-
-
-def _num_matrices(view: RankView, unit: str) -> int:
-    """Hidden matrices of which a unit's first shard has a part."""
-    flat = view.flats[unit]
-    return len(parts_of_shard(hidden_matrices(view.spec, flat), *flat.shard_range(0), 0))
 
 
 def step_launches(program: Program, view: RankView) -> int:

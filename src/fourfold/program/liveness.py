@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fourfold.program.buffers import mark, on_host
-from fourfold.program.instruction import HOST_COPIES, Op
+from fourfold.program.instruction import Opcode
 from fourfold.program.pattern import Name, Pattern, Step, split_name
 from fourfold.program.program import Program
 
@@ -127,13 +127,13 @@ def peak_bytes(program: Program) -> int:
     return max(memory_curve(program))
 
 
-def highest_bytes(program: Program, curve: Sequence[int]) -> dict[tuple[Op, str | None], int]:
+def highest_bytes(program: Program, curve: Sequence[int]) -> dict[tuple[Opcode, str | None], int]:
     """The highest point of the program's curve among the instructions of each operation and segment."""
     highest: dict[Pattern, int] = {}
     for (pattern, _), live in zip(program.steps.steps, curve, strict=True):
         if live > highest.get(pattern, -1):
             highest[pattern] = live
-    found: dict[tuple[Op, str | None], int] = {}
+    found: dict[tuple[Opcode, str | None], int] = {}
     for pattern, live in highest.items():
         key = pattern.op, pattern.segment
         found[key] = max(live, found.get(key, -1))
@@ -168,7 +168,7 @@ def host_traffic(program: Program) -> dict[str, int]:
     """Bytes that one rank copies to its host's memory in the step (`to host`), and from it (`from host`); empty where none."""
     totals: dict[str, int] = {}
     for pattern, microbatches in program.steps.microbatches.items():
-        if pattern.op in HOST_COPIES:
+        if pattern.op.is_host_copy:
             way = pattern.op.info.stream.replace("_", " ")
             totals[way] = totals.get(way, 0) + pattern.work.host_bytes * len(microbatches)
     return totals

@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 
 from fourfold.program.buffers import values
+from fourfold.program.capabilities import buffer_bytes, into_step, reduction, resident
 from fourfold.program.compiled import CompiledStages, PipelinePlan, compile_stages, compute_orders
 from fourfold.program.expand import expand_segments, insert_loads
 from fourfold.program.gathers import insert_gathers
-from fourfold.program.offload import insert_optimizer_offloads, resident_states
 from fourfold.program.pattern import Step, Steps
 from fourfold.program.program import BufferKind, Buffers, Program
 from fourfold.program.reductions import insert_reductions
 from fourfold.program.replicas import insert_checksum
 from fourfold.program.schedule import Orders, forward_orders
-from fourfold.program.sizes import buffer_bytes, saved_parts
+from fourfold.program.sizes import saved_parts, state_buffers
 from fourfold.program.spec import StepSpec
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
 from fourfold.program.update import append_update, sum_counts
@@ -60,24 +60,24 @@ def each_program(compiled: CompiledStages, views: Sequence[RankView]) -> Iterato
 
 def _with_data_parallelism(steps: list[Step], view: RankView) -> Program:
     steps = insert_gathers(steps, view)
-    steps = insert_reductions(steps, view)
+    steps = insert_reductions(steps, view, reduction)
     steps = append_update(steps, view)
     steps = insert_checksum(steps, view)
-    steps = insert_optimizer_offloads(steps, view)
+    steps = into_step(steps, view)
     steps = sum_counts(steps, view.spec)
     return _assemble("train", steps, view)
 
 
 def _assemble(kind: str, steps: list[Step], view: RankView) -> Program:
     """Collects the buffers that the instructions make, with their bytes, and those that outlive the step."""
-    resident = ["rope"]
+    outliving = ["rope"]
     for unit, flat in view.flats.items():
-        resident.append(values(flat))
+        outliving.append(values(flat))
         if kind == "train":
-            resident += resident_states(view, unit)
-    resident += [f"router/{segment.name}" for segment in view.moe_segments]
+            outliving += [resident(view.spec, state) for state in state_buffers(view, unit)]
+    outliving += [f"router/{segment.name}" for segment in view.moe_segments]
     instructions = Steps(steps)
-    shared, own = set(resident), dict[str, set[int]]()
+    shared, own = set(outliving), dict[str, set[int]]()
     for pattern, microbatches in instructions.microbatches.items():
         for text, is_own in pattern.writes:
             if is_own:
@@ -90,4 +90,4 @@ def _assemble(kind: str, steps: list[Step], view: RankView) -> Program:
             *(BufferKind(text, buffer_bytes(view, f"{text}/m0"), frozenset(numbers)) for text, numbers in own.items()),
         ]
     )
-    return Program(view.pp_rank, kind, instructions, buffers, tuple(resident), saved_parts(view, kind))
+    return Program(view.pp_rank, kind, instructions, buffers, tuple(outliving), saved_parts(view, kind))

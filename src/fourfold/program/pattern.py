@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple, Self, overload
 
 from fourfold.program.buffers import mark
-from fourfold.program.instruction import Instruction, Op
+from fourfold.program.instruction import Instruction, Op, Opcode
 
 _ANY = " m*"
 """Stands for the microbatch in the short form of a pattern."""
@@ -95,7 +95,7 @@ class Pattern:
         names = (text for part in (self.reads, self.writes, self.frees) for text, own in part if not own)
         return any("/m" in text and split_name(text)[1] is not None for text in names)
 
-    def part(self, own: bool, op: Op) -> "Pattern":
+    def part(self, own: bool, op: Opcode) -> "Pattern":
         """With another operation, and with those buffers alone that are the microbatch's own, or that are not."""
         reads, writes, frees = (
             tuple([each for each in names if each.own == own]) for names in (self.reads, self.writes, self.frees)

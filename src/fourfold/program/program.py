@@ -8,7 +8,7 @@ from typing import cast
 from fourfold.model.work import SavedParts
 from fourfold.program.buffers import mark
 from fourfold.program.instruction import Instruction
-from fourfold.program.lanes import Lane, cut_into_lanes
+from fourfold.program.partitions import Partition, cut_into_partitions
 from fourfold.program.pattern import Steps, split_name
 
 
@@ -103,9 +103,9 @@ class Program:
         return cast(Buffers, self.buffers).kinds
 
     @cached_property
-    def lanes(self) -> tuple[Lane, list[Lane]]:
-        """The instructions, cut into lanes that have no buffer in common."""
-        return cut_into_lanes(self.steps, self.resident)
+    def partitions(self) -> tuple[Partition, list[Partition]]:
+        """The instructions, cut into partitions that have no buffer in common."""
+        return cut_into_partitions(self.steps, self.resident)
 
     def with_instructions(self, instructions: list[Instruction]) -> "Program":
         return replace(self, instructions=Steps(instructions=instructions))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fourfold.layout import Layout
 from fourfold.model.work import Collective
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import SENDS, STARTS, TRANSFERS, Op
+from fourfold.program.instruction import Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 
@@ -65,7 +65,7 @@ def _ranks_to_walk(programs: Mapping[int, Program], layout: Layout) -> list[int]
     by_stage = {programs[rank].pp_rank: programs[rank] for rank in column if rank in programs}
     if any(programs[rank] is not by_stage.get(layout.pp_rank(rank)) for rank in programs):
         return sorted(programs)
-    if len(column) == 1 and not any(p.op in TRANSFERS for p in programs[column[0]].steps.microbatches):
+    if len(column) == 1 and not any(p.op.is_transfer for p in programs[column[0]].steps.microbatches):
         return []
     return list(column)
 
@@ -192,7 +192,7 @@ def _joins(rank: int, program: Program, crossing: Crossing, layout: Layout, chan
     """Finds what each of the rank's waits joins, and lists its ends of transfers in `channels`."""
     found = _Joins([], [], {})
     patterns = program.steps.microbatches
-    own = {p: (*_ends(rank, p, layout, channels), _tensor(p)) for p in patterns if p.op in TRANSFERS}
+    own = {p: (*_ends(rank, p, layout, channels), _tensor(p)) for p in patterns if p.op.is_transfer}
     others = {p.short: other for p, (_, other, _) in own.items()}
     begun: dict[str, dict[int | None, int]] = {short: {} for short in others}
     """By short form and microbatch: the position of the transfer among those of its channel."""
@@ -216,7 +216,7 @@ def _joins(rank: int, program: Program, crossing: Crossing, layout: Layout, chan
                 places = found.entered.setdefault(group, [])
                 entered.append((group, len(places)))
                 places.append(place)
-            if pattern.op in STARTS:
+            if pattern.op.is_start:
                 pending[pattern.short, m] = entered
             else:
                 found.collectives.extend((place, group, position) for group, position in entered)
@@ -233,9 +233,9 @@ def _ends(rank: int, transfer: Pattern, layout: Layout, channels: Channels) -> t
     column = layout.group_of(rank, ("pp",))
     known = transfer.peer is not None and 0 <= transfer.peer < len(column)
     other = column[transfer.peer if known and transfer.peer is not None else layout.pp_rank(rank)]
-    source, target = (rank, other) if transfer.op in SENDS else (other, rank)
+    source, target = (rank, other) if transfer.op.is_send else (other, rank)
     sent, received = channels.setdefault((source, target), (_End(source), _End(target)))
-    return (sent, received) if transfer.op in SENDS else (received, sent)
+    return (sent, received) if transfer.op.is_send else (received, sent)
 
 
 def _check_pairs(programs: Mapping[int, Program], channels: Channels) -> list[Fault]:

@@ -6,31 +6,36 @@ first. A reduction that holds buffers is joined before later ones start, so that
 place is joined at the end.
 """
 
+from collections.abc import Callable
+
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.work import Collective, sends
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import BACKWARD_OPS, GRADIENT_OPS, Op
+from fourfold.program.ops import Op
 from fourfold.program.pattern import Name, Pattern, Step
-from fourfold.program.sizes import unit_bytes
+from fourfold.program.sizes import core_unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import over
 from fourfold.program.view import RankView
 
+Reduction = Callable[[StepSpec, FlatLayout, bool], Instruction | None]
+"""The instruction that sums a unit's gradient, of any microbatch or (True) the step's last."""
 
-def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
-    """Reduce after the last writer of `grad/U` (of the step, or of each microbatch), Wait as soon as overlap allows."""
+
+def insert_reductions(steps: list[Step], view: RankView, reduction: Reduction) -> list[Step]:
+    """A reduction after the last writer of `grad/U` (of the step, or of each microbatch), Wait as soon as overlap allows."""
     last_writer = _last_writers(steps, view)
     made = view.reductions
     for each in (each for found in last_writer.values() for each in found):
         if each not in made:
-            made[each] = _reduction(view.spec, view.flats[each[0]], each[1])
+            made[each] = _joined(reduction(view.spec, view.flats[each[0]], each[1]))
     begin = min(last_writer, default=len(steps))
     result = steps[:begin]
     in_flight: list[tuple[Name, Step]] = []
     for index, step in enumerate(steps[begin:], begin):
-        writes = step[0].writes if in_flight and step[0].op in BACKWARD_OPS else ()
+        writes = step[0].writes if in_flight and step[0].op.is_backward else ()
         while any(reduced in writes for reduced, _ in in_flight):
             result.append(in_flight.pop(0)[1])
         result.append(step)
@@ -49,7 +54,7 @@ def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
 def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str, bool]]]:
     """Index of a step -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
     units = {Name(f"grad/{unit}", False): unit for unit in view.flats}
-    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op in GRADIENT_OPS]
+    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op.adds_gradients]
     written = {each: [units[buffer] for buffer in each.writes if buffer in units] for each in backward}
     final = dict.fromkeys((unit for found in written.values() for unit in found), -1)
     missing = set(final)
@@ -85,30 +90,35 @@ def _once_for_both(
     return {(unit, m): at for (unit, m), at in last.items() if not any(start < at < end for start, end in making[unit])}
 
 
-def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Pattern, Pattern] | None:
-    """The Reduce, of any microbatch or the step's last, and its Wait; None where no other rank has a part of this gradient."""
+def reduce(spec: StepSpec, flat: FlatLayout, final: bool) -> Instruction | None:
+    """The core's `Reduction`; None where no other rank has a part of this gradient."""
     full, staging, shard = f"grad/{flat.unit}", f"reduce/{flat.unit}", f"grad_shard/{flat.unit}"
     zero, layout = flat.zero, spec.layout
     collectives = partial_sums(spec, flat)
     if zero == 0 and flat.gradient_axes:
-        collectives += (over(layout, "all_reduce", flat.gradient_axes, unit_bytes(spec, "grad", flat)),)
+        collectives += (over(layout, "all_reduce", flat.gradient_axes, core_unit_bytes(spec, "grad", flat)),)
     elif zero > 0:
-        collectives += (over(layout, "reduce_scatter", flat.shard_axes, unit_bytes(spec, "grad", flat)),)
+        collectives += (over(layout, "reduce_scatter", flat.shard_axes, core_unit_bytes(spec, "grad", flat)),)
         replicas = layout.active(("dp_replicate",))
         if final and replicas:
-            collectives += (over(layout, "all_reduce", replicas, unit_bytes(spec, "grad_shard", flat)),)
+            collectives += (over(layout, "all_reduce", replicas, core_unit_bytes(spec, "grad_shard", flat)),)
     if not collectives:
         return None
     writes: tuple[str, ...] = (shard, staging) if zero >= 2 else (full, staging)
-    frees: tuple[str, ...] = (full, staging) if zero >= 2 else (staging,)
-    if unit_bytes(spec, "reduce", flat) == 0:
-        writes, frees = writes[:1], frees[:-1]
+    if core_unit_bytes(spec, "reduce", flat) == 0:
+        writes = writes[:1]
     stream = axes_name(flat.shard_axes) if zero > 0 else collectives[-1].axes
-    work = sends(*collectives)
-    reduce = Pattern.of_first(
-        Instruction(Op.REDUCE, flat.unit, 0, reads=(full,), writes=writes, work=work, stream=stream)
-    )
-    return reduce, reduce.joined(frees)
+    return Instruction(Op.REDUCE, flat.unit, 0, reads=(full,), writes=writes, work=sends(*collectives), stream=stream)
+
+
+def _joined(reduction: Instruction | None) -> tuple[Pattern, Pattern] | None:
+    """Pattern of a reduction, and of its Wait, which frees what was staged, and the full gradient where a shard has the sum."""
+    if reduction is None:
+        return None
+    into_shard = any(each.startswith("grad_shard/") for each in reduction.writes)
+    staging = tuple(each for each in reduction.writes if not each.startswith("grad"))
+    started = Pattern.of_first(reduction)
+    return started, started.joined((*(reduction.reads if into_shard else ()), *staging))
 
 
 def partial_sums(spec: StepSpec, flat: FlatLayout) -> tuple[Collective, ...]:

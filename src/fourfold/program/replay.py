@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from fourfold.model.spec import Segment
 from fourfold.model.work import Elementwise, Work
 from fourfold.program import buffers as name
-from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.schedule import Compute
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.sizes import core_buffer_bytes
 from fourfold.program.view import RankView
 
 
@@ -23,7 +23,7 @@ def unsplit_first(order: Iterable[Compute]) -> tuple[Compute, ...]:
     first: dict[int, int] = {}
     result = []
     for entry in order:
-        if entry.op in BACKWARD_OPS:
+        if entry.op.is_backward:
             m = first.setdefault(entry.stage, entry.microbatch)
             if m == entry.microbatch:
                 if entry.op is Op.BACKWARD_WEIGHT:
@@ -43,7 +43,7 @@ def insert_replays(steps: list[Step], view: RankView) -> list[Step]:
     for step in steps:
         result.append(step)
         pattern, m = step
-        if pattern.op not in BACKWARD_OPS:
+        if not pattern.op.is_backward:
             continue
         gradients = {each for each in pattern.writes if each.text.startswith("grad/")}
         if pattern.op is Op.BACKWARD and pattern.segment != "embed" and not gradients & begun:
@@ -86,7 +86,7 @@ def _replay(view: RankView, segment: Segment) -> Instruction:
         reads.append(name.dhidden(following, 0))
         compared.append(name.hidden(following, 0))
         forward = footprint.forward
-    read = 2 * sum(buffer_bytes(view, each) for each in (*compared, *gradients))
+    read = 2 * sum(core_buffer_bytes(view, each) for each in (*compared, *gradients))
     return Instruction(
         Op.REPLAY,
         segment.name,
@@ -101,7 +101,7 @@ def _replay(view: RankView, segment: Segment) -> Instruction:
 def _workspace(view: RankView, segment: Segment) -> int:
     """The larger of its forward's memory and its backward's."""
     footprint, full = view.footprint(segment), view.stages.policies[segment.name] == "full"
-    made = buffer_bytes(view, name.dhidden(segment.name, 0))
+    made = core_buffer_bytes(view, name.dhidden(segment.name, 0))
     backward = footprint.saved_bytes + made + footprint.backward_workspace_bytes
     if segment.kind != "block":
         return backward

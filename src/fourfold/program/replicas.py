@@ -12,7 +12,7 @@ from fourfold.model.work import Elementwise, Work, sends
 from fourfold.program.buffers import values
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.pattern import Pattern, Step
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.sizes import core_buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, over
 from fourfold.program.view import RankView
 
@@ -27,7 +27,7 @@ class Replica(NamedTuple):
 
     def bytes(self, view: RankView) -> int:
         """Size of what is compared; of ranges in a shard an even share."""
-        size, numel = buffer_bytes(view, self.buffer), sum(end - start for start, end in self.ranges)
+        size, numel = core_buffer_bytes(view, self.buffer), sum(end - start for start, end in self.ranges)
         return size * numel // self.flat.padded_numel if self.ranges else size
 
 

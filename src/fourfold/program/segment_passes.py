@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fourfold.model.spec import Segment
 from fourfold.program.contributions import bits
-from fourfold.program.instruction import Op
+from fourfold.program.instruction import Op, Opcode
 from fourfold.program.program import Program
 from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.view import RankView
@@ -20,13 +20,13 @@ class SegmentPasses:
         self.loss_op = Op.BACKWARD if self._trains else Op.FORWARD
         """The head's operation that gives the loss."""
 
-    def add(self, op: Op, segment: str, m: int) -> bool:
+    def add(self, op: Opcode, segment: str, m: int) -> bool:
         """Notes a pass. False: there was one before."""
         seen = self.of(op, segment)
         self._passed[op.value, segment] = seen | 1 << m
         return not seen >> m & 1
 
-    def of(self, op: Op, segment: str) -> int:
+    def of(self, op: Opcode, segment: str) -> int:
         """The microbatches that this operation has taken through the segment."""
         return self._passed.get((op.value, segment), 0)
 

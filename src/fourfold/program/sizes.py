@@ -1,18 +1,17 @@
-"""The bytes of every buffer of a program, from its name."""
+"""The bytes of the buffers that no capability owns, from their names; `capabilities.py` has those of all."""
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.model.work import SavedParts
-from fourfold.program.buffers import BUFFERS, device
-from fourfold.program.homes import placement
+from fourfold.program.buffers import CORE_BUFFERS, device
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import SCALAR_BYTES
 from fourfold.program.view import RankView
 
 
-def buffer_bytes(view: RankView, name: str) -> int:
-    """Size of any buffer of a rank. Raises `KeyError` for a name that the rank has not."""
+def core_buffer_bytes(view: RankView, name: str) -> int:
+    """Size of a buffer of the core's on a rank. Raises `KeyError` for a name that the rank has not."""
     kind, _, rest = device(name).partition("/")
     spec = view.spec
     element, layout, model = DTYPE_BYTES[spec.compute], spec.layout, spec.model
@@ -33,14 +32,7 @@ def buffer_bytes(view: RankView, name: str) -> int:
     segment = view.stages.segments.get(owner)
     if kind in ("saved", "deferred") and segment is not None:
         return view.footprint(segment).saved_bytes if kind == "saved" else view.halves(segment).deferred_bytes
-    if kind in _IN_PARTS and segment is not None:
-        backward, combined = _IN_PARTS[kind]
-        return view.parts(segment)[backward].held_bytes[combined]
-    return unit_bytes(spec, kind, view.flats[rest])
-
-
-_IN_PARTS = {"dispatched": (0, 0), "combined": (0, 1), "ddispatched": (1, 0), "dcombined": (1, 1)}
-"""Which pass, forward or backward, and which of its two all-to-alls a buffer is of."""
+    return core_unit_bytes(spec, kind, view.flats[rest])
 
 
 def saved_parts(view: RankView, kind: str) -> dict[str, SavedParts]:
@@ -56,28 +48,17 @@ def hidden_bytes(spec: StepSpec, segment: Segment) -> int:
     return depths * spec.layout.hidden_tokens * spec.model.hidden_size * DTYPE_BYTES[spec.compute]
 
 
-def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
+def core_unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
     """Size of one of a unit's buffers. Raises `KeyError` for a kind that units have not."""
     if kind == "reduce":
         return _staging_bytes(spec, flat)
-    if kind in ("matrices", "home", "homes"):
-        return _matrix_bytes(spec, kind, flat)
     if kind == "optimizer":
         return spec.state_bytes(flat.shard_numel, fewest_matrix_elements(flat))
-    row = BUFFERS[kind]
+    row = CORE_BUFFERS[kind]
     if row.numel is None or row.format is None:
         raise KeyError(kind)
     size: int = getattr(flat, row.numel) * DTYPE_BYTES[getattr(spec, row.format)]
     return size
-
-
-def _matrix_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
-    """Bytes of directions that were gathered, of a home's results, of those of all homes."""
-    plan, layout = placement(spec, flat), spec.layout
-    elements = plan.slot * (layout.group_size(plan.homes) if kind == "homes" else 1)
-    if kind == "matrices":
-        elements = flat.shard_numel * layout.group_size(plan.bring)
-    return elements * DTYPE_BYTES[spec.compute]
 
 
 def fewest_matrix_elements(flat: FlatLayout) -> int:
@@ -94,3 +75,8 @@ def _staging_bytes(spec: StepSpec, flat: FlatLayout) -> int:
     if spec.transport == "native":
         return shard if flat.zero >= 2 else 0
     return shard * (flat.num_shards - 1)
+
+
+def state_buffers(view: RankView, unit: str) -> tuple[str, ...]:
+    """Buffers of the device that the optimizer keeps for a unit beside its parameters."""
+    return (f"optimizer/{unit}", *((f"master/{unit}",) if view.spec.mixed else ()))

@@ -15,6 +15,7 @@ from fourfold.program.schedule import check_schedule, find_schedule, stage_ranks
 from fourfold.program.stages import stage_sizes
 
 Transport = Literal["exchange", "native"]
+_FLOPS_PER_RECEIVED_BYTE: dict[Transport, int] = {"exchange": 100, "native": 10_000}
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,24 @@ class StepSpec:
         return replace(self, checksum=due(faults.checksum_every_steps), replay=due(faults.replay_every_steps))
 
     @property
+    def flops_per_received_byte(self) -> int:
+        """Arithmetic that takes about as long as a byte from another rank: a fixed balance, so that planner and ranks, on whatever
+        devices, decide alike what to compute and what to send."""
+        return _FLOPS_PER_RECEIVED_BYTE[self.transport]
+
+    @property
     def overlaps_experts(self) -> bool:
         """Whether rows for experts travel behind another microbatch's computation. A step that computes twice does without."""
         return self.layout.overlap_experts and self.layout.ep > 1 and not self.replay
 
     @property
-    def couple(self) -> int:
+    def computations_per_pass(self) -> int:
+        """How many computations a pass over a segment counts as, where instructions stand so many ahead of a use: the parts of one
+        that overlaps."""
+        return 3 if self.overlaps_experts else 1
+
+    @property
+    def microbatches_per_slot(self) -> int:
         """How many microbatches the schedule orders as one: two where they overlap and it does not pair passes itself."""
         return 2 if self.overlaps_experts and not find_schedule(self.layout.schedule).pairs_passes else 1
 
@@ -143,7 +156,9 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         config.optimizer.step_spec,
         recipe=gemm_recipe(precision, transport),
     )
-    check_schedule(layout.schedule, layout.pp, layout.virtual_stages, -(-layout.num_microbatches // spec.couple))
+    check_schedule(
+        layout.schedule, layout.pp, layout.virtual_stages, -(-layout.num_microbatches // spec.microbatches_per_slot)
+    )
     placed = replace(
         layout,
         stages=stage_sizes(config.layout.segments_per_stage, _segment_costs(spec), layout, model.mtp_layers),

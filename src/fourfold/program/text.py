@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from fourfold.config import UserError
 from fourfold.model.work import Collective, SavedParts, Work, sends
+from fourfold.program.capabilities import BY_LETTER
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import BY_LETTER, Op
+from fourfold.program.ops import Op
 from fourfold.program.program import Program
 from fourfold.program.work_text import collective_text, is_plain, parse_collective, parse_work, work_text
 

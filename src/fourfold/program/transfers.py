@@ -132,7 +132,7 @@ def _check(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> N
 
 
 def plan_transfers(
-    orders: Sequence[Sequence[Compute]], stages: StageMap, places: list[list[int]] | None = None
+    orders: Sequence[Sequence[Compute]], stages: StageMap, places: Sequence[Sequence[int]] | None = None
 ) -> TransferPlan:
     """Every transfer of the pipeline; those between two ranks stand in the order of sending. `places`: of every entry, where some
     have one together; left out: all different, as soon as they can."""

@@ -6,15 +6,12 @@ from fourfold.model.work import NOTHING, Collective, Elementwise, Work, sends, t
 from fourfold.program import totals
 from fourfold.program.buffers import gradient, values
 from fourfold.program.instruction import Instruction
-from fourfold.program.ops import BACKWARD_OPS, FORWARD_OPS, Op
-from fourfold.program.orthogonalize import before_updates, read_by_update
+from fourfold.program.ops import Op
 from fourfold.program.pattern import Pattern, Step
-from fourfold.program.sizes import fewest_matrix_elements, unit_bytes
+from fourfold.program.sizes import core_unit_bytes, fewest_matrix_elements
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import over
 from fourfold.program.view import RankView
-
-_COMPUTES = FORWARD_OPS | BACKWARD_OPS
 
 
 def append_update(steps: list[Step], view: RankView) -> list[Step]:
@@ -22,28 +19,26 @@ def append_update(steps: list[Step], view: RankView) -> list[Step]:
     spec, layout = view.spec, view.spec.layout
     grads, axes = tuple(map(gradient, view.flats.values())), totals.norm_axes(layout)
     summed = sends(over(layout, "all_reduce", axes, totals.SCALAR_BYTES)) if axes else NOTHING
-    read = sum(unit_bytes(spec, gradient(flat).partition("/")[0], flat) for flat in view.flats.values())
+    read = sum(core_unit_bytes(spec, gradient(flat).partition("/")[0], flat) for flat in view.flats.values())
     norm = Instruction(Op.CLIP_NORM, reads=grads, work=Work((Elementwise(read, read), *summed.items)))
     result = [*_reduce_tied(view), *_balance(view), norm]
-    waits, preparing = [], before_updates(view)
+    waits = []
     for unit, flat in view.flats.items():
-        result += preparing.pop(0)
         state = (values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
         converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
-        directions, work, workspace = read_by_update(spec, flat)
         update = Instruction(
             Op.UPDATE,
             unit,
-            reads=(gradient(flat), *state, *directions),
+            reads=(gradient(flat), *state),
             writes=state,
-            frees=(gradient(flat), *directions),
-            work=Work((*touches(spec.update_bytes(flat.shard_numel, fewest_matrix_elements(flat))).items, *work.items)),
-            workspace_bytes=converted + workspace,
+            frees=(gradient(flat),),
+            work=touches(spec.update_bytes(flat.shard_numel, fewest_matrix_elements(flat))),
+            workspace_bytes=converted,
         )
         result.append(update)
         if flat.zero in (1, 2):
             params = (values(flat),)
-            gather = over(layout, "all_gather", flat.shard_axes, unit_bytes(spec, "params", flat))
+            gather = over(layout, "all_gather", flat.shard_axes, core_unit_bytes(spec, "params", flat))
             stream = axes_name(flat.shard_axes)
             all_gather = Instruction(
                 Op.PARAMETER_ALL_GATHER, unit, reads=params, writes=params, work=sends(gather), stream=stream
@@ -84,7 +79,7 @@ def _balance(view: RankView) -> list[Instruction]:
 def sum_counts(steps: list[Step], spec: StepSpec) -> list[Step]:
     """Adds the sum of valid targets before the first loss that is divided by it, and the sum of losses after the last loss."""
     layout, model = spec.layout, spec.model
-    computing = {pattern for pattern, _ in steps if pattern.op in _COMPUTES}
+    computing = {pattern for pattern, _ in steps if (pattern.op.is_forward or pattern.op.is_backward)}
     losing = {pattern for pattern in computing if pattern.segment == "head"}
     heads = [i for i, (pattern, _) in enumerate(steps) if pattern in losing] if losing else []
     has_all_losses = layout.pp == 1 and not model.num_experts

@@ -1,7 +1,7 @@
 """The verifier checks a step without running it. For each fault it names rank, index, instruction, and the fix.
 
 Three walks over the same lists. Buffers (`_Buffers`): nothing is read before it is written or after it is freed, nothing
-in flight is touched, nothing leaks; microbatches that do the same are walked once (`lanes.py`). Gradients
+in flight is touched, nothing leaks; microbatches that do the same are walked once (`partitions.py`). Gradients
 (`gradient_flow.py`): every contribution is reduced exactly once over every axis, then updated once. Groups
 (`progress.py`): every member of a group enters the same collectives in the same order, transfers pair up, nobody waits for
 ever.
@@ -10,13 +10,13 @@ ever.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fourfold.program.capabilities import check
 from fourfold.program.declarations import check_declarations
-from fourfold.program.declared_copies import check_state_copies
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
 from fourfold.program.instruction import Instruction
 from fourfold.program.liveness import memory_peak
-from fourfold.program.ops import FILLS, STARTS, Op
+from fourfold.program.ops import Op
 from fourfold.program.program import Program
 from fourfold.program.progress import check_progress
 from fourfold.program.spec import StepSpec
@@ -48,7 +48,7 @@ def verify(programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: 
         faults += check_declarations(rank, program, own)
         if not faults:
             faults += check_gradients(rank, program, own)
-            faults += check_state_copies(rank, program, own)
+            faults += check(rank, program, own)
         if memory_limit_bytes is None or faults:
             continue
         peak = memory_peak(program)
@@ -90,7 +90,7 @@ def _named(ranks: Sequence[int], shown: int = 8) -> str:
 
 @dataclass
 class _Buffers:
-    """Live buffers and buffers in flight, while a lane of a program is walked. `places`: the lane's instructions in the program."""
+    """Live buffers and buffers in flight, while a partition of a program is walked. `places`: its instructions in the program."""
 
     rank: int
     program: Program
@@ -109,17 +109,17 @@ class _Buffers:
         self.faults.append(Fault.at(self.rank, self.program, self.places[index], message, fix))
 
     def walk(self, instructions: Sequence[Instruction]) -> list[Fault]:
-        """The faults of the lane. An instruction that was right is right again while nothing was started or freed, and it changes
-        nothing then."""
+        """The faults of the partition. An instruction that was right is right again while nothing was started or freed, and it
+        changes nothing then."""
         right = set[int]()
         for index, step in enumerate(instructions):
             if id(step) in right:
                 continue
             before = len(self.faults)
             self.step(index, step)
-            if step.frees or step.op in STARTS:
+            if step.frees or step.op.is_start:
                 right.clear()
-            elif len(self.faults) == before and step.op is not Op.WAIT and not (step.writes and step.op in FILLS):
+            elif len(self.faults) == before and step.op is not Op.WAIT and not (step.writes and step.op.fills):
                 right.add(id(step))
         last = len(self.program.instructions) - 1
         for handle in self.handles:
@@ -140,12 +140,12 @@ class _Buffers:
                 self._read(index, name)
         if writes:
             flying = not (arriving.keys().isdisjoint(writes) and leaving.keys().isdisjoint(writes))
-            if flying or (op in FILLS and not live.isdisjoint(writes)):
+            if flying or (op.fills and not live.isdisjoint(writes)):
                 for name in writes:
                     self._write(index, step, name)
             live.update(writes)
             self.freed.difference_update(writes)
-        if op in STARTS:
+        if op.is_start:
             self._start(index, step)
         if frees:
             for name in frees:
@@ -171,7 +171,7 @@ class _Buffers:
                 self.fault(
                     index, f"writes {name}, which {flying[name]} is using", f"put `wait {flying[name]}` before it"
                 )
-        if name in self.live and step.op in FILLS:
+        if name in self.live and step.op.fills:
             self.fault(index, f"fills {name}, which is live already", "drop this instruction, or free the buffer first")
 
     def _start(self, index: int, step: Instruction) -> None:
@@ -207,13 +207,13 @@ class _Buffers:
 
 def check_buffers(rank: int, program: Program) -> list[Fault]:
     """Reads, writes, frees and waits of one list."""
-    common, own = program.lanes
+    common, own = program.partitions
     resident = frozenset(program.resident)
     faults = _Buffers(rank, program, common.places[0], resident, set(resident)).walk(common.make(0))
-    for lane in own:
-        for k, places in enumerate(lane.places):
-            found = _Buffers(rank, program, places, frozenset(), set()).walk(lane.make(k))
+    for partition in own:
+        for k, places in enumerate(partition.places):
+            found = _Buffers(rank, program, places, frozenset(), set()).walk(partition.make(k))
             faults += found
             if not found:
-                break  # equal lanes are right too
+                break  # equal partitions are right too
     return sorted(faults, key=lambda fault: fault.index)

@@ -8,8 +8,8 @@ from torch import Tensor
 from fourfold.layout import Layout
 from fourfold.rehearse.journal import GroupCall, Journal
 from fourfold.rehearse.streams import COMPUTE, Clock, Streams
-from fourfold.runtime.host_link import Copying, HostLink
 from fourfold.runtime.links import Link
+from fourfold.runtime.offload.host_link import Copying, HostLink
 
 _NCCL_FORMATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8}
 

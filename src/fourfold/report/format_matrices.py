@@ -3,8 +3,8 @@
 from fourfold.config.optimizers import AdamWSection
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
-from fourfold.program.homes import placement
-from fourfold.program.sizes import unit_bytes
+from fourfold.program.capabilities import unit_bytes
+from fourfold.program.muon.owners import placement
 from fourfold.program.spec import StepSpec
 from fourfold.report.format_simulation import seconds_text
 from fourfold.report.units import format_bytes
@@ -35,7 +35,7 @@ def matrix_lines(summary: StepSummary) -> list[str]:
 def _placed(spec: StepSpec, flat: FlatLayout) -> str:
     plan = placement(spec, flat)
     spread = f"{plan.spread_work.flops / 1e9:.4g} GFLOP"
-    if not plan.homes:
+    if not plan.owners:
         why = "owner ranks save less than sending results costs"
         if spec.optimizer.placement == "shard":
             why = "optimizer.placement = shard"
@@ -47,6 +47,6 @@ def _placed(spec: StepSpec, flat: FlatLayout) -> str:
     )
     size = format_bytes(unit_bytes(spec, "homes", flat))
     return (
-        f"owner ranks over {axes_name(plan.homes)}, {plan.work.flops / 1e9:.4g} GFLOP on the busiest in place of {spread}, "
+        f"owner ranks over {axes_name(plan.owners)}, {plan.work.flops / 1e9:.4g} GFLOP on the busiest in place of {spread}, "
         f"{size} of results gathered: {why}"
     )

@@ -7,7 +7,7 @@ from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.model.spec import Segment
-from fourfold.program.buffers import BUFFERS
+from fourfold.program.capabilities import BUFFERS
 from fourfold.program.communicators import num_communicators
 from fourfold.program.spec import StepSpec
 from fourfold.report.screen import NARROW, columns

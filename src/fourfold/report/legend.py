@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from fourfold.program import Op, Program
+from fourfold.program import Program
+from fourfold.program.capabilities import OPCODES
 
 _SEGMENTS = {
     "embed": "embed = embedding",
@@ -18,7 +19,7 @@ def legend_lines(program: Program) -> list[str]:
     """The operations that occur in `program`, then its segments and numbers, as aligned text."""
     used = {step.op for step in program.instructions}
     names = {step.segment or "" for step in program.instructions}
-    words = [f"{op.value} = {op.info.meaning}" for op in Op if op in used]
+    words = [f"{op.value} = {op.info.meaning}" for op in OPCODES if op in used]
     kinds = {"".join(c for c in name if not c.isdigit()) for name in names}
     parts = [meaning for kind, meaning in _SEGMENTS.items() if kind in kinds]
     if any(step.microbatch is not None for step in program.instructions):

@@ -6,8 +6,8 @@ step is blue, memory that comes and goes is warm. Time that computes is slate, s
 
 from typing import NamedTuple
 
-from fourfold.program.buffers import BUFFERS, Memory
-from fourfold.program.ops import Op
+from fourfold.program.buffers import Memory
+from fourfold.program.capabilities import BUFFERS, OPCODES
 
 
 class Colour(NamedTuple):
@@ -61,7 +61,7 @@ MEMORY = {
 
 
 def _operation(letter: str, name: str, light: str, dark: str) -> Colour:
-    kinds = [op.value for op in Op if op.info.colour == letter and op.value != letter]
+    kinds = [op.value for op in OPCODES if op.info.colour == letter and op.value != letter]
     return Colour(name, light, dark, (letter, *kinds))
 
 

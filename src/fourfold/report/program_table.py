@@ -4,6 +4,8 @@ from collections import Counter
 from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
+from fourfold.program.capabilities import OPCODES
+from fourfold.program.instruction import Opcode
 from fourfold.program.liveness import host_peak_bytes, host_traffic, ledger, peak_bytes
 from fourfold.report.format_simulation import KINDS
 from fourfold.report.legend import wrapped
@@ -35,7 +37,7 @@ def program_totals(program: Program) -> dict[str, Any]:
     operations = Counter(step.op for step in program.instructions)
     return {
         "instructions": len(program.instructions),
-        "operations": {op.name.lower(): operations[op] for op in Op if operations[op]},
+        "operations": {op.name.lower(): operations[op] for op in OPCODES if operations[op]},
         "sent_bytes": ledger(program),
         "flops": sum(step.flops for step in program.instructions),
         "peak_memory": {
@@ -85,7 +87,7 @@ def totals_lines(program: Program) -> list[str]:
     totals = program_totals(program)
     peak = totals["peak_memory"]
     operations = Counter(step.op for step in program.instructions)
-    named = [f"{operations[op]} {op.words} ({op.value})" for op in Op if operations[op]]
+    named = [f"{operations[op]} {op.words} ({op.value})" for op in OPCODES if operations[op]]
     sent = [f"{axes} {format_bytes(size)}" for axes, size in totals["sent_bytes"].items()]
     kinds = [
         f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size > 0
@@ -107,7 +109,7 @@ def proof(programs: dict[int, Program]) -> dict[str, Any]:
     """The extent of a verification: counts over the distinct programs, and the number of ranks that run them."""
     distinct = distinct_programs(programs)
     patterns = [(pattern, len(found)) for program in distinct for pattern, found in program.steps.microbatches.items()]
-    operations: Counter[Op] = Counter()
+    operations: Counter[Opcode] = Counter()
     for pattern, times in patterns:
         operations[pattern.op] += times
     return {

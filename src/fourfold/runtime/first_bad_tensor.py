@@ -10,7 +10,6 @@ from torch import Tensor
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.program import Instruction
-from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS
 from fourfold.runtime.corruption import by_parameter
 from fourfold.runtime.units import MASTER, Unit, is_live
 
@@ -37,7 +36,7 @@ class FirstBadTensor:
 
     def __call__(self, index: int, step: Instruction) -> None:
         """After an instruction: looks at what it wrote."""
-        if self.found is not None or step.op not in COMPUTE_OPS:
+        if self.found is not None or not step.op.is_compute:
             return
         for name in step.writes:
             tensor = self._executor.buffer(name)
@@ -48,7 +47,7 @@ class FirstBadTensor:
 
     def _order(self, step: Instruction) -> int:
         count, place = len(self._segments), self._segments.index(step.segment or "")
-        if step.op in BACKWARD_OPS:
+        if step.op.is_backward:
             place = 2 * count - place
         return 1 + (step.microbatch or 0) * (2 * count + 1) + place
 

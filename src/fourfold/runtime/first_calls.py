@@ -20,7 +20,6 @@ from fourfold.config import RunFailure
 from fourfold.layout import Layout
 from fourfold.model.parallel import Pending
 from fourfold.program import Program
-from fourfold.program.instruction import TRANSFERS
 from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.links import Link, neighbours
 from fourfold.runtime.progress import STARTING, Position
@@ -51,7 +50,7 @@ def kinds_of(programs: Iterable[Program]) -> Kinds:
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for program in programs:
         for step in program.instructions:
-            for each in step.collectives if step.op not in TRANSFERS else ():
+            for each in step.collectives if not step.op.is_transfer else ():
                 found[each.axes][each.kind] = max(each.bytes, found[each.axes].get(each.kind, 0))
     return found
 

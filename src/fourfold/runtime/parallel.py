@@ -6,7 +6,7 @@ from fourfold.layout import FlatLayout, Layout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.footprint import Footprint
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.program.homes import placement
+from fourfold.program.capabilities import axes
 from fourfold.program.reductions import partial_sums
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import data_axes, loss_axes, norm_axes, router_axes
@@ -45,8 +45,7 @@ def groups_of(spec: StepSpec) -> set[str]:
     layout = spec.layout
     names = segment_axes(layout)
     for view in rank_views(spec):
-        for plan in (placement(spec, flat) for flat in view.flats.values()):
-            names.update((axes_name(plan.bring), axes_name(plan.homes)))
+        names.update(map(axes_name, axes(spec, view.flats.values())))
         names.update(*(_reduction_axes(spec, flat) for flat in view.flats.values()))
         names.update(*(_traffic_axes(view.footprint(segment)) for segment in view.segments))
     routers = router_axes(layout) if spec.model.num_experts else ()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fourfold.layout import Layout
 from fourfold.program import Instruction, Op, Program
-from fourfold.program.ops import OTHER_END, STARTS
+from fourfold.program.ops import OTHER_END
 
 _RECORD = struct.Struct("<qqddiiqqi4x")
 _COUNTER = struct.Struct("<qdd")
@@ -180,7 +180,7 @@ class ProgressBoard:
 
 def own_work(program: Program) -> tuple[bool, ...]:
     """For each instruction whether it waits for no other rank."""
-    return tuple(s.op is not Op.WAIT and (s.op in STARTS or not s.collectives) for s in program.instructions)
+    return tuple(s.op is not Op.WAIT and (s.op.is_start or not s.collectives) for s in program.instructions)
 
 
 def clear_positions(folder: Path, ranks: int, machine: int = 0) -> None:

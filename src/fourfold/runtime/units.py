@@ -13,13 +13,12 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, Weights
-from fourfold.program.homes import Share, share_of
-from fourfold.program.sizes import unit_bytes
+from fourfold.program.capabilities import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup
+from fourfold.runtime.offload.pinned import host_tensors
 from fourfold.runtime.optimizer import ShardOptimizer
-from fourfold.runtime.pinned import host_tensors
 from fourfold.runtime.tracker import MemoryTracker
 
 MASTER = "master"
@@ -29,8 +28,8 @@ FillShard = Callable[[FlatLayout, int, Tensor], None]
 @dataclass(frozen=True)
 class Unit:
     """One unit. `shard` and `grad_shard` are views of the full buffers where the ZeRO stage keeps these; `master` is `shard`
-    itself where there is no second format. `share`: the rank's part in what the optimizer updates in full, its matrices. `away`:
-    master weights and optimizer states in the host's memory, by role, where they lie there between their updates."""
+    itself where there is no second format. `away`: master weights and optimizer states in the host's memory, by role, where they
+    lie there between their updates."""
 
     flat: FlatLayout
     index: int
@@ -41,7 +40,6 @@ class Unit:
     grad_shard: Tensor
     reduce: Tensor
     optimizer: ShardOptimizer
-    share: Share = field(default_factory=Share)
     away: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -81,7 +79,7 @@ def build_units(
 
 def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerSection, device: torch.device) -> Unit:
     compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (spec.compute, spec.master, spec.gradients))
-    index, share = shard_index(spec.layout, flat, rank), share_of(spec, flat, rank)
+    index = shard_index(spec.layout, flat, rank)
     start, end = flat.shard_range(index)
     params = torch.empty(flat.padded_numel, dtype=compute, device=device)
     shard = params[start:end]
@@ -102,7 +100,8 @@ def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerS
         for first, last, decayed, scale in flat.rate_runs()
         if first < end and start < last
     ]
-    states = ShardOptimizer(section, master, runs, share.held[-1].high if share.held else 0)
+    matrices = min(max(flat.matrix_numel - start, 0), flat.shard_numel) if spec.optimizer.orthogonalizes else 0
+    states = ShardOptimizer(section, master, runs, matrices)
     unit = Unit(
         flat=flat,
         index=index,
@@ -113,7 +112,6 @@ def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerS
         grad_shard=grad_shard,
         reduce=reduce,
         optimizer=states,
-        share=share,
     )
     if spec.layout.offload_optimizer:
         for group in _leaving(spec, unit):

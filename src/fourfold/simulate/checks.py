@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from fourfold.config.schema import FaultsSection
+from fourfold.program.capabilities import unit_bytes
 from fourfold.program.instruction import Op
 from fourfold.program.replicas import checksum_instruction
-from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.run_prices import OWN_SOFTWARE

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.program.ops import COMPUTE_OPS, SMALL_SUMS, TRANSFERS, Op
+from fourfold.program.opcode import SMALL_SUMS
+from fourfold.program.ops import Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.step import Simulation
 
@@ -90,7 +91,7 @@ class _Walk:
                 ran = times.causes[index]
                 continue
             late = min(times.host.get(index, 0.0), time - start)
-            if step.op not in COMPUTE_OPS and index in times.streams and late < time - start:
+            if not step.op.is_compute and index in times.streams and late < time - start:
                 ran = rank, index
             else:
                 reasons = self._reasons(step, time - start - late)
@@ -113,7 +114,7 @@ class _Walk:
         times, step = self.ranks[rank], self.patterns[rank][index]
         asked = times.starts[index]
         begin = min(times.streams.get(index, (asked, until))[0], until)
-        reason = "transfers between stages" if step.op in TRANSFERS else _collective(step)
+        reason = "transfers between stages" if step.op.is_transfer else _collective(step)
         parts: tuple[tuple[str, float], ...] = ((reason, until - begin),)
         before = self._before_on_stream(rank, index, begin) if asked < begin else None
         if before is not None:
@@ -127,7 +128,7 @@ class _Walk:
         """The instruction that ran on the same stream until `begin`."""
         patterns = self.patterns[rank]
         step = patterns[index]
-        if step.op in TRANSFERS:
+        if step.op.is_transfer:
             return None
         key = (rank, step.stream)
         if key not in self.on_stream:
@@ -147,7 +148,7 @@ class _Walk:
         """Kinds of time of one instruction; parts of kernels as far as they are in it."""
         if step.op is Op.WAIT:
             return (("waiting", seconds),)
-        if step.op not in COMPUTE_OPS:
+        if not step.op.is_compute:
             return ((step.op.info.time or SMALL_SUMS, seconds),)
         cost = self.durations.phase(step)
         share = min(1.0, seconds / cost.seconds) if cost.seconds else 0.0

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from fourfold.config import UserError
-from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.host import HostStream
 from fourfold.simulate.rank import Rank, Times
 from fourfold.simulate.state import SimulationState
@@ -50,7 +49,7 @@ def _advance(rank: Rank, state: SimulationState, host: HostStream | None) -> Non
             return
         if seconds:
             beside = rank.in_flight - start
-            if beside > 0 and (pattern := steps[rank.at][0]).op in COMPUTE_OPS:
+            if beside > 0 and (pattern := steps[rank.at][0]).op.is_compute:
                 lost = contention * min(seconds, beside)
                 seconds += lost + state.share_network(rank, pattern)
             rank.now = start + seconds

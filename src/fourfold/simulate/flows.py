@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Op
+from fourfold.program.instruction import Op
 from fourfold.simulate.rank import Place
 
 MOST_NAMED = 16
@@ -26,9 +26,9 @@ def transfers(programs: Sequence[Program]) -> Iterator[tuple[Place, Place]]:
     received: dict[tuple[int, int], list[Place]] = {}
     for rank, program in enumerate(programs):
         for index, step in enumerate(program.instructions):
-            if step.peer is not None and step.op in SENDS:
+            if step.peer is not None and step.op.is_send:
                 sent.setdefault((rank, step.peer), []).append((rank, index))
-            elif step.peer is not None and step.op in RECEIVES:
+            elif step.peer is not None and step.op.is_receive:
                 received.setdefault((step.peer, rank), []).append((rank, index))
     for channel, places in sent.items():
         yield from zip(places, received.get(channel, ()), strict=False)
@@ -55,7 +55,7 @@ def joins(program: Program) -> dict[int, int]:
     for index, step in enumerate(program.instructions):
         if step.op is Op.WAIT and step.handle in started:
             found[started.pop(step.handle)] = index
-        elif step.op in STARTS:
+        elif step.op.is_start:
             started[step.short] = index
     return found
 

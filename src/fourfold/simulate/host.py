@@ -5,7 +5,7 @@ when the first launch is there, and is not over before the last. Where the devic
 host-bound there. Where the host must see a value (a dispatcher's counts of rows), it waits for the device.
 """
 
-from fourfold.program.instruction import COMPUTE_OPS, Op
+from fourfold.program.instruction import Op
 from fourfold.program.launches import launches_beside, waits_of_host
 from fourfold.program.pattern import Pattern
 from fourfold.program.view import RankView
@@ -42,14 +42,14 @@ class HostStream:
     def _of(self, pattern: Pattern) -> tuple[float, bool, bool, bool]:
         """Seconds of the host for such an instruction, and whether it waits for the device first, computes, and joins."""
         waits = waits_of_host(pattern, self._view) > 0
-        found = self._seconds(pattern), waits, pattern.op in COMPUTE_OPS, pattern.op is Op.WAIT
+        found = self._seconds(pattern), waits, pattern.op.is_compute, pattern.op is Op.WAIT
         self._known[pattern] = found
         return found
 
     def _seconds(self, pattern: Pattern) -> float:
         software = self._durations.prices.software
         beside = launches_beside(pattern, self._view) * software.host_launch_seconds
-        if pattern.op in COMPUTE_OPS:
+        if pattern.op.is_compute:
             return software.host_instruction_seconds + self._durations.phase(pattern).issue + beside
         issued = self._durations.launches(pattern.work) * software.host_launch_seconds
         started = len(pattern.work.collectives) * software.host_collective_seconds

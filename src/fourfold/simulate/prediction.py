@@ -16,7 +16,7 @@ from fourfold.cost.prices import Prices
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.liveness import highest_bytes, host_peak_bytes, peak_bytes
 from fourfold.program.lower import each_program
-from fourfold.program.pinned import pinned_bytes
+from fourfold.program.offload.pinned import pinned_bytes
 from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.step import Simulation, simulate
@@ -125,7 +125,7 @@ def predict_memory(
 def round_of(spec: StepSpec) -> int:
     """The microbatches after which a schedule repeats itself: one for each pipeline rank, twice as many where they go two by
     two."""
-    return spec.layout.pp * spec.couple
+    return spec.layout.pp * spec.microbatches_per_slot
 
 
 def simulated_microbatches(spec: StepSpec) -> int:
@@ -152,7 +152,7 @@ def steady_microbatches(spec: StepSpec) -> int | None:
     pp, rounds = spec.layout.pp, find_schedule(spec.layout.schedule).steady_rounds
     if rounds is None:
         return None
-    if pp == spec.layout.virtual_stages == spec.couple == 1 and not _holds_ever_more(spec):
+    if pp == spec.layout.virtual_stages == spec.microbatches_per_slot == 1 and not _holds_ever_more(spec):
         return 1
     return round_of(spec) * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
 

@@ -6,7 +6,7 @@ from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.instruction import ALL_TO_ALLS, COMPUTE_OPS, HOST_COPIES, SENDS, STARTS, TRANSFERS, Op
+from fourfold.program.instruction import Op, Opcode
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.rank import Channel, End, Rank, Rendezvous, Times
@@ -21,7 +21,7 @@ class SimulationState:
         self.prices = prices
         self.layout = layout
         self._alone: dict[Pattern, float | None] = {}
-        self._meetings: dict[tuple[Op, int], Rendezvous] = {}
+        self._meetings: dict[tuple[Opcode, int], Rendezvous] = {}
         self._channels: dict[tuple[int, int], Channel] = {}
 
     def times(self) -> Times:
@@ -37,7 +37,7 @@ class SimulationState:
         op = pattern.op
         if op is Op.WAIT:
             return 0.0 if self.join(rank, pattern, m) else None
-        if op in TRANSFERS:
+        if op.is_transfer:
             self.post(rank, pattern, m)
             return 0.0
         seconds = self._alone.get(pattern, -1.0)
@@ -45,7 +45,7 @@ class SimulationState:
             seconds = self._alone[pattern] = self._seconds_alone(pattern)
         if seconds is not None:
             return seconds
-        if op in STARTS:
+        if op.is_start:
             self.start(rank, pattern, m)
         elif not self.enter(rank, pattern, m):
             return None
@@ -53,9 +53,9 @@ class SimulationState:
 
     def _seconds_alone(self, pattern: Pattern) -> float | None:
         """Seconds of what no other rank takes part in but by its own collectives; None of what is started or entered."""
-        if pattern.op in COMPUTE_OPS:
+        if pattern.op.is_compute:
             return self.durations.compute(pattern)
-        return None if pattern.op in STARTS or pattern.work.collectives else self.durations.local(pattern)
+        return None if pattern.op.is_start or pattern.work.collectives else self.durations.local(pattern)
 
     def join(self, rank: Rank, pattern: Pattern, m: int | None) -> bool:
         """The rank's WAIT. False: what it waits for is not known to end yet. Raises `UserError` where it was not started."""
@@ -102,7 +102,7 @@ class SimulationState:
 
     def _end(self, rank: Rank, pattern: Pattern) -> End:
         assert pattern.peer is not None
-        sends = pattern.op in SENDS
+        sends = pattern.op.is_send
         ends = (rank.index, pattern.peer) if sends else (pattern.peer, rank.index)
         channel = self._channels.setdefault(ends, Channel(*ends))
         return End(channel, sends, self.prices.transfer(pattern.work.collectives[0].bytes, *ends), pattern.short)
@@ -129,7 +129,7 @@ class SimulationState:
             rank.on_network.add(key)
         rank.times.streams[index] = (begin, end)
         rank.pending[key] = end, index
-        if pattern.op in HOST_COPIES and not self.prices.copies_share_memory:
+        if pattern.op.is_host_copy and not self.prices.copies_share_memory:
             return
         if self._overlaps(pattern):
             rank.in_flight = max(rank.in_flight, end)
@@ -159,7 +159,7 @@ class SimulationState:
     def _overlaps(self, pattern: Pattern) -> bool:
         """Whether a collective that is started runs beside computation."""
         software = self.prices.software
-        if pattern.op in ALL_TO_ALLS | HOST_COPIES:
+        if pattern.op.is_all_to_all or pattern.op.is_host_copy:
             return True
         unsharded = pattern.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
         return software.overlap_data or (software.overlap_all_reduce and unsharded)
@@ -178,7 +178,7 @@ class SimulationState:
     def _first_use(self, rank: Rank, unit: str) -> float:
         """When this step first used a unit's parameters; at its start, if it is another segment that does."""
         segment = unit.partition(".")[0]
-        used = (i for i, (each, _) in enumerate(rank.steps) if each.segment == segment and each.op in COMPUTE_OPS)
+        used = (i for i, (each, _) in enumerate(rank.steps) if each.segment == segment and each.op.is_compute)
         first = next(used, None)
         return 0.0 if first is None else rank.times.starts[first]
 

@@ -8,11 +8,13 @@ from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
+from fourfold.program.capabilities import OPCODES
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.instruction import Instruction
+from fourfold.program.instruction import Instruction, Opcode
 from fourfold.program.liveness import MemoryPeak, memory_curve, memory_peak
 from fourfold.program.lower import each_program
-from fourfold.program.ops import COMPUTE_OPS, SMALL_SUMS, STARTS, TRANSFERS, Op
+from fourfold.program.opcode import SMALL_SUMS
+from fourfold.program.ops import Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -25,7 +27,7 @@ from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.state import SimulationState
 
 IDLE = "pipeline bubble"
-_EXPOSED = tuple(f" {op.words}" for op in STARTS - TRANSFERS if op.info.time != SMALL_SUMS)
+_EXPOSED = tuple(f" {op.words}" for op in OPCODES if op.is_start and not op.is_transfer and op.info.time != SMALL_SUMS)
 
 
 def exposed_axes(kind: str) -> str | None:
@@ -67,9 +69,9 @@ class Simulation:
 
     def _passes(self, rank: int) -> tuple[Passes, ...]:
         times, steps = self.times.ranks[rank], self.programs[rank].steps
-        found, known = dict[tuple[Op, str | None], list[Passes]](), dict[Pattern, Passes]()
+        found, known = dict[tuple[Opcode, str | None], list[Passes]](), dict[Pattern, Passes]()
         for pattern in steps.microbatches:
-            if pattern.op in COMPUTE_OPS:
+            if pattern.op.is_compute:
                 passes = found.setdefault((pattern.op, pattern.segment), [])
                 alike = next((each for each in passes if each.step.collectives == pattern.work.collectives), None)
                 if alike is None:
@@ -108,13 +110,13 @@ class Simulation:
 
         for index, ((step, _), start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
             op = step.op
-            if end <= start or op in COMPUTE_OPS:
+            if end <= start or op.is_compute:
                 continue
             if op is Op.WAIT:
                 joined = times.joins[index]
                 started, _ = steps[joined]
                 end -= times.host.get(index, 0.0)
-                if started.op in TRANSFERS:
+                if started.op.is_transfer:
                     add(IDLE, end - start)
                 else:
                     early = before_others(started, joined, start, end)

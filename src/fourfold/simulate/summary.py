@@ -5,7 +5,7 @@ from functools import cached_property
 
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program.ops import HOST_STREAMS
+from fourfold.program.opcode import HOST_STREAMS
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.prediction import StepPrediction
 from fourfold.simulate.step import IDLE, exposed_axes, mean_seconds

@@ -11,7 +11,7 @@ from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.config.whole_file import whole_file
-from fourfold.program.instruction import COMPUTE_OPS, SENDS, Instruction, Op
+from fourfold.program.instruction import Instruction, Op
 from fourfold.simulate.flows import TracePoint, arrows, meetings, members, transfers
 from fourfold.simulate.rank import Place
 from fourfold.simulate.step import Simulation
@@ -97,12 +97,12 @@ def _carrier(step: Instruction) -> str:
     """The track of what a stream carries: both directions of a link are busy at once, and a track shows one thing at a time."""
     if step.peer is None:
         return step.stream
-    return f"{step.stream}, {'to' if step.op in SENDS else 'from'} rank {step.peer}"
+    return f"{step.stream}, {'to' if step.op.is_send else 'from'} rank {step.peer}"
 
 
 def category(step: Instruction) -> str:
     """Category of an instruction on the track of computation."""
-    return "computation" if step.op in COMPUTE_OPS else "wait" if step.op is Op.WAIT else "other"
+    return "computation" if step.op.is_compute else "wait" if step.op is Op.WAIT else "other"
 
 
 def track_name(what: str, rank: int, track: int, name: str) -> dict[str, Any]:

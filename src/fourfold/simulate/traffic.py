@@ -5,7 +5,7 @@ The exposed time of a segment's own collectives is divided among their axes by t
 """
 
 from fourfold.cost.prices import Prices
-from fourfold.program.instruction import COMPUTE_OPS, HOST_COPIES, SENDS, TRANSFERS, Op
+from fourfold.program.instruction import Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.step import Simulation
 
@@ -29,25 +29,25 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
             sums[axes, what] = sums.get((axes, what), 0.0) + amount
 
     for pattern, microbatches in steps.microbatches.items():
-        if pattern.op in COMPUTE_OPS:
+        if pattern.op.is_compute:
             continue
         number = len(microbatches)
         for collective in pattern.work.collectives:
             add(collective.axes, BYTES, number * collective.sent_bytes)
         add(pattern.stream, BYTES, number * pattern.work.host_bytes)
-        if pattern.op not in TRANSFERS:
+        if not pattern.op.is_transfer:
             for axes, seconds in _seconds(pattern, prices).items():
                 add(axes, BUSY, number * seconds)
-    sent = (stream for index, stream in times.streams.items() if steps.steps[index][0].op in SENDS)
+    sent = (stream for index, stream in times.streams.items() if steps.steps[index][0].op.is_send)
     add("pp", BUSY, sum(stop - begin for begin, stop in sent))
     for index, ((step, _), start, end) in enumerate(zip(steps.steps, times.starts, times.ends, strict=True)):
-        if end <= start or step.op in COMPUTE_OPS:
+        if end <= start or step.op.is_compute:
             continue
         joined = times.joins[index] if step.op is Op.WAIT else index
         begin, stop = times.streams.get(joined, (start, end))
         waited = min(end, stop) - max(start, begin)
         started, _ = steps.steps[joined]
-        if started.op in TRANSFERS:
+        if started.op.is_transfer:
             add("pp", EXPOSED, waited)
             continue
         parts = _seconds(started, prices)
@@ -77,7 +77,7 @@ def _rank_level_bytes(simulation: Simulation, rank: int) -> dict[tuple[str, int]
             size = len(microbatches) * each.sent_bytes
             if not size:
                 continue
-            if pattern.op in SENDS and pattern.peer is not None:
+            if pattern.op.is_send and pattern.peer is not None:
                 shares = prices.transfer_shares(rank, pattern.peer)
             else:
                 shares = prices.level_shares(each.kind, each.axes)
@@ -89,7 +89,7 @@ def _rank_level_bytes(simulation: Simulation, rank: int) -> dict[tuple[str, int]
 
 def _seconds(step: Pattern, prices: Prices) -> dict[str, float]:
     """Seconds of an instruction's collectives, by axes; of a copy, by its direction."""
-    if step.op in HOST_COPIES:
+    if step.op.is_host_copy:
         return {step.stream: prices.host_copy(step.work.host_bytes)}
     seconds: dict[str, float] = {}
     for each in step.work.collectives:

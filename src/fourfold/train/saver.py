@@ -16,7 +16,7 @@ from fourfold.config import RunConfig
 from fourfold.config.remote_path import is_remote
 from fourfold.program.view import RankView
 from fourfold.rendezvous.barrier import StoreBarrier
-from fourfold.runtime.pinned import host_tensors
+from fourfold.runtime.offload.pinned import host_tensors
 from fourfold.runtime.progress import WAITING, WRITING
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit

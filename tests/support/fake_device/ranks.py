@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program import Instruction, Op
-from fourfold.program.instruction import HOST_COPIES, SENDS, STARTS
 from fourfold.runtime import progress
 from fourfold.runtime.device_progress import DeviceProgress
 from fourfold.runtime.progress import (
@@ -32,6 +31,7 @@ from tests.support.fake_device.faults import PlantedFault
 from tests.support.fake_device.network import FakeNetwork
 from tests.support.fake_device.simulated_time import SimulatedTime
 from tests.support.fake_device.streams import Event, FakeDevice, Mark, Stream
+from tests.support.opcodes import HOST_COPIES, SENDS, STARTS
 
 _LAUNCHES = 40
 """Kernels of one computing instruction."""

@@ -158,7 +158,7 @@ def install() -> None:
         if due(here[0], "loop"):
             fail("loop")
         if due(here[0], "skip"):
-            self._norm, self._scale = 1.0, 1.0
+            self._norm, self.scale = 1.0, 1.0
             return
         clip(self, instruction)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fourfold.program import Collective, Instruction, Op, Program, RankView, lower_step, rank_view
-from fourfold.program.instruction import BACKWARD_OPS
+from tests.support.opcodes import BACKWARD_OPS
 from tests.support.program_mutations.edits import (
     Mutant,
     as_unit,

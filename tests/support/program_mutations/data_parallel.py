@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fourfold.program import Instruction, Op, Program, RankView
-from fourfold.program.instruction import BACKWARD_OPS
+from tests.support.opcodes import BACKWARD_OPS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fourfold.program import Instruction, Op, Program, RankView, StepSpec
-from fourfold.program.instruction import STARTS
+from tests.support.opcodes import STARTS
 from tests.support.programs import altered, edited, positions, wait_of
 
 Mutant = Program | list[Program] | dict[int, Program]

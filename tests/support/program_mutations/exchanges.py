@@ -4,17 +4,18 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fourfold.program import Op, Program, RankView
-from fourfold.program.instruction import ALL_TO_ALLS
+from fourfold.program.overlap.rows import OverlapOp
+from tests.support.opcodes import ALL_TO_ALLS
 from tests.support.program_mutations.edits import Mutant, drop, mutation, starts, with_collective
 from tests.support.programs import edited, moved, positions, wait_of
 
 PARTS = (
     Op.FORWARD,
-    Op.EXPERTS_FORWARD,
-    Op.FINISH_FORWARD,
+    OverlapOp.EXPERTS_FORWARD,
+    OverlapOp.FINISH_FORWARD,
     Op.BACKWARD,
-    Op.EXPERTS_BACKWARD,
-    Op.FINISH_BACKWARD,
+    OverlapOp.EXPERTS_BACKWARD,
+    OverlapOp.FINISH_BACKWARD,
 )
 
 

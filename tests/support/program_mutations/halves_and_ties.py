@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fourfold.program import Instruction, Op, Program, StepSpec, rank_view
+from fourfold.program.overlap.rows import OverlapOp
 from fourfold.program.stage_map import stage_map
 from tests.support.program_mutations.edits import (
     Mutant,
@@ -78,7 +79,7 @@ def full_backward_beside_its_halves(programs: list[Program], spec: StepSpec) -> 
 @pipeline_mutation
 def reduced_with_a_part_that_nothing_has_written(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Behind the part of a backward that allocates a gradient, and before the one that writes the rest of it."""
-    for program, index in each(programs, Op.BACKWARD_INPUT, Op.EXPERTS_BACKWARD):
+    for program, index in each(programs, Op.BACKWARD_INPUT, OverlapOp.EXPERTS_BACKWARD):
         for name in program.instructions[index].writes:
             later = (i for i in positions(program, Op.REDUCE) if i > index and name in program.instructions[i].reads)
             if name.startswith("grad/") and not _is_live(program, index, name) and (reduce := next(later, None)):

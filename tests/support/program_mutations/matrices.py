@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from fourfold.program import Instruction, Op, Program, RankView
+from fourfold.program.muon.rows import MuonOp
 from tests.support.program_mutations.edits import Mutant, change, drop, mutation, starts, with_collective
 from tests.support.programs import edited, moved, positions, wait_of
 
@@ -20,7 +21,7 @@ def _reads_part(step: Instruction, part: str) -> Instruction:
 @mutation
 def directions_never_gathered(program: Program, view: RankView) -> Iterator[Mutant]:
     """Whoever orthogonalizes has the directions of its own shard alone, in order and freed as they should be."""
-    for index in positions(program, Op.BRING):
+    for index in positions(program, MuonOp.ALL_GATHER_DIRECTIONS):
         gather = program.instructions[index]
         full, own = f"matrices/{gather.segment}", f"direction/{gather.segment}"
         reader = next(i for i, step in enumerate(program.instructions) if full in step.reads)
@@ -31,7 +32,7 @@ def directions_never_gathered(program: Program, view: RankView) -> Iterator[Muta
 @mutation
 def directions_of_fewer_ranks(program: Program, view: RankView) -> Iterator[Mutant]:
     """Over one axis less: shards without their tensor-parallel neighbours' pieces, or pieces without the other shards."""
-    for index in positions(program, Op.BRING):
+    for index in positions(program, MuonOp.ALL_GATHER_DIRECTIONS):
         (collective,) = program.instructions[index].collectives
         axes = collective.axes.split("+")
         for gone in axes if len(axes) > 1 else ():
@@ -44,7 +45,7 @@ def directions_of_fewer_ranks(program: Program, view: RankView) -> Iterator[Muta
 
 @mutation
 def results_of_fewer_owner_ranks(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in positions(program, Op.ALL_GATHER_HOMES):
+    for index in positions(program, MuonOp.ALL_GATHER_ORTHOGONAL):
         yield drop(program, index, wait_of(program, index))
         (collective,) = program.instructions[index].collectives
         for axis in collective.axes.split("+"):
@@ -62,10 +63,10 @@ def results_of_fewer_owner_ranks(program: Program, view: RankView) -> Iterator[M
 
 @mutation
 def orthogonalized_before_directions_arrive(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in positions(program, Op.ORTHOGONALIZE):
+    for index in positions(program, MuonOp.ORTHOGONALIZE):
         gathers = [
             i
-            for i in starts(program, Op.BRING)
+            for i in starts(program, MuonOp.ALL_GATHER_DIRECTIONS)
             if program.instructions[i].segment == program.instructions[index].segment
         ]
         for start in gathers:

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from fourfold.model.work import HostCopy, Work
 from fourfold.program import Instruction, Op, Program, RankView
-from fourfold.program.instruction import HOST_COPIES
+from fourfold.program.offload.steps import OffloadOp
+from tests.support.opcodes import HOST_COPIES
 from tests.support.program_mutations.edits import Mutant, change, double, drop, mutation, starts
 from tests.support.programs import edited, moved, positions, wait_of
 
 
 def _device_buffers(step: Instruction) -> tuple[str, ...]:
-    return step.reads if step.op is Op.OFFLOAD else step.writes
+    return step.reads if step.op is OffloadOp.OFFLOAD else step.writes
 
 
 def _users(program: Program, index: int) -> list[int]:
@@ -43,16 +44,16 @@ def copy_made_twice(program: Program, view: RankView) -> Iterator[Mutant]:
 
 @mutation
 def fetched_after_its_reader(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.FETCH):
+    for index in starts(program, OffloadOp.FETCH):
         reader = next(place for place in _users(program, index) if place > index)
         yield moved(program, wait_of(program, index), reader + 1)
 
 
 @mutation
 def fetched_before_it_is_offloaded(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.FETCH):
+    for index in starts(program, OffloadOp.FETCH):
         fetch = program.instructions[index]
-        for place in starts(program, Op.OFFLOAD):
+        for place in starts(program, OffloadOp.OFFLOAD):
             offload = program.instructions[place]
             if fetch.microbatch is not None and offload.writes == fetch.reads:
                 yield moved(program, index, place)
@@ -61,14 +62,14 @@ def fetched_before_it_is_offloaded(program: Program, view: RankView) -> Iterator
 @mutation
 def offloaded_before_it_is_made(program: Program, view: RankView) -> Iterator[Mutant]:
     """Activations before their forward, states before their update."""
-    for index in starts(program, Op.OFFLOAD):
+    for index in starts(program, OffloadOp.OFFLOAD):
         yield moved(program, index, max(place for place in _users(program, index) if place < index))
 
 
 @mutation
 def freed_while_it_is_copied(program: Program, view: RankView) -> Iterator[Mutant]:
     """The device's buffer is freed by the instruction behind the start, not by the wait."""
-    for index in starts(program, Op.OFFLOAD):
+    for index in starts(program, OffloadOp.OFFLOAD):
         wait, behind = wait_of(program, index), index + 1
         if wait == behind:
             continue
@@ -88,7 +89,7 @@ def left_on_the_host(program: Program, view: RankView) -> Iterator[Mutant]:
 @mutation
 def updated_states_dropped(program: Program, view: RankView) -> Iterator[Mutant]:
     """No copy back: the update frees the states, and the next step finds the old ones."""
-    for index in starts(program, Op.OFFLOAD):
+    for index in starts(program, OffloadOp.OFFLOAD):
         offload, update = program.instructions[index], _users(program, index)[-1]
         if offload.microbatch is None:
             old = program.instructions[update]
@@ -101,12 +102,13 @@ def copy_of_other_bytes(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, *HOST_COPIES):
         step = program.instructions[index]
         yield edited(
-            program, (index, [step._replace(work=Work((HostCopy(step.op is Op.OFFLOAD, step.work.host_bytes // 2),)))])
+            program,
+            (index, [step._replace(work=Work((HostCopy(step.op is OffloadOp.OFFLOAD, step.work.host_bytes // 2),)))]),
         )
         yield change(program, index, stream="compute")
 
 
 @mutation
 def states_on_the_device_between_steps(program: Program, view: RankView) -> Iterator[Mutant]:
-    if positions(program, Op.FETCH) and any(name.startswith("host_optimizer/") for name in program.resident):
+    if positions(program, OffloadOp.FETCH) and any(name.startswith("host_optimizer/") for name in program.resident):
         yield replace(program, resident=tuple(name.removeprefix("host_") for name in program.resident))

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from fourfold.program import Instruction, Op, Program, StepSpec, rank_view
-from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.stage_map import stage_map
+from tests.support.opcodes import COMPUTE_OPS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from fourfold.layout.mesh import AXES
 from fourfold.program import Instruction, Op, Program, StepSpec
-from fourfold.program.instruction import BACKWARD_OPS
 from fourfold.program.stage_map import stage_map
+from tests.support.opcodes import BACKWARD_OPS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fourfold.program import Op, Program, StepSpec
-from fourfold.program.instruction import RECEIVES, SENDS
+from tests.support.opcodes import RECEIVES, SENDS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,

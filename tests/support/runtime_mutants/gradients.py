@@ -111,7 +111,7 @@ def each_microbatch_starts_from_zero() -> Iterator[None]:
 
         return allocate
 
-    with replaced(SegmentRunner, "_allocate_gradients", make):
+    with replaced(SegmentRunner, "allocate_gradients", make):
         yield
 
 

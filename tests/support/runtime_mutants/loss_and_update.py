@@ -20,7 +20,7 @@ from tests.support.runtime_mutants.edits import everywhere, mutant, replaced
 @mutant
 def the_divisor_is_each_ranks_own() -> Iterator[None]:
     def count(self: Executor, step: Any) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._compute.num_targets.clone()))
+        self.start(step, self.groups[step.collectives[0].axes].all_reduce(self.compute.num_targets.clone()))
 
     with patch.object(Executor, "_count", count):
         yield
@@ -41,7 +41,7 @@ def the_divisor_is_each_microbatchs_own() -> Iterator[None]:
 @mutant
 def the_loss_is_each_ranks_own() -> Iterator[None]:
     def sum_loss(self: Executor, step: Any) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._compute.loss.clone()))
+        self.start(step, self.groups[step.collectives[0].axes].all_reduce(self.compute.loss.clone()))
 
     with patch.object(Executor, "_sum_loss", sum_loss):
         yield
@@ -69,7 +69,7 @@ def the_norm_is_each_ranks_own() -> Iterator[None]:
             original(self, step)
             shards = [self.units[name.partition("/")[2]].grad_shard for name in step.reads]
             own = torch.stack([shard.norm().double().square() for shard in shards]).sum().sqrt().item()
-            self._scale = min(1.0, self._optimizer.clip_norm / (own + 1e-6))
+            self.scale = min(1.0, self.optimizer.clip_norm / (own + 1e-6))
 
         return clip
 
@@ -82,7 +82,7 @@ def nothing_is_clipped() -> Iterator[None]:
     def make(original: Any) -> Any:
         def clip(self: Executor, step: Any) -> None:
             original(self, step)
-            self._scale = 1.0
+            self.scale = 1.0
 
         return clip
 
@@ -94,11 +94,11 @@ def nothing_is_clipped() -> Iterator[None]:
 def each_unit_is_clipped_by_itself() -> Iterator[None]:
     def make(original: Any) -> Any:
         def update(self: Executor, step: Any) -> None:
-            kept = self._scale
+            kept = self.scale
             norm = self.units[step.segment].grad_shard.norm().item()
-            self._scale = min(1.0, self._optimizer.clip_norm / (norm + 1e-6))
+            self.scale = min(1.0, self.optimizer.clip_norm / (norm + 1e-6))
             original(self, step)
-            self._scale = kept
+            self.scale = kept
 
         return update
 
@@ -145,7 +145,7 @@ def updated_parameters_are_not_gathered() -> Iterator[None]:
     def all_gather(self: Executor, step: Any) -> None:
         unit = self.units[step.segment or ""]
         group = self.groups[step.collectives[0].axes]
-        self._start(step, group.all_gather(unit.params.clone(), unit.shard.clone()))
+        self.start(step, group.all_gather(unit.params.clone(), unit.shard.clone()))
 
     with patch.object(Executor, "_all_gather_parameters", all_gather):
         yield
@@ -159,7 +159,7 @@ def gathers_return_the_first_steps_parameters() -> Iterator[None]:
         unit = self.units[step.segment or ""]
         set_storage(unit.params, live=True)
         shard = first.setdefault((id(self), step.segment), unit.shard.clone())
-        self._start(step, self.groups[step.collectives[0].axes].all_gather(unit.params, shard))
+        self.start(step, self.groups[step.collectives[0].axes].all_gather(unit.params, shard))
 
     with patch.object(Executor, "_gather", gather):
         yield

@@ -16,7 +16,7 @@ from tests.support.runtime_mutants.edits import mutant, replaced
 @mutant
 def tied_gradients_stay_on_their_stages() -> Iterator[None]:
     def reduce_tied(self: Executor, step: Any) -> None:
-        self._start(step, Handle(iter(())))
+        self.start(step, Handle(iter(())))
 
     with patch.object(Executor, "_reduce_tied", reduce_tied):
         yield
@@ -61,9 +61,9 @@ def gradients_of_the_microbatch_before_are_received() -> Iterator[None]:
             if step.op is not Op.RECV_GRADIENT:
                 return
             name = step.writes[0]
-            before, self.kept = getattr(self, "kept", None), self._live[name]  # type: ignore[attr-defined]
+            before, self.kept = getattr(self, "kept", None), self.live[name]  # type: ignore[attr-defined]
             if before is not None:
-                self._live[name] = before
+                self.live[name] = before
 
         return receive
 

@@ -52,7 +52,7 @@ def parts_of_the_sequence_are_gathered_in_reverse() -> Iterator[None]:
 @mutant
 def inputs_for_weight_gradients_are_this_ranks_tokens() -> Iterator[None]:
     def gather(self: ColumnInput) -> None:
-        tp = self._env.parallel.tp
+        tp = self.environment.parallel.tp
         assert tp is not None
         self._full = Arriving(self._local.repeat(tp.size, 1))
 

@@ -1,32 +1,31 @@
-"""The declarations of passes over routed blocks in parts, and of the all-to-alls between them: see `declared`."""
-
-from collections.abc import Sequence
+"""The declarations of passes over routed blocks in parts, and of the all-to-alls between them."""
 
 from fourfold.model.spec import Segment
-from fourfold.model.work import Work
 from fourfold.program import buffers as name
-from fourfold.program.ops import ALL_TO_ALLS, BY_LETTER, PART_OPS, Op
+from fourfold.program.declared import Declared
+from fourfold.program.instruction import Instruction, Op
+from fourfold.program.overlap.rows import OverlapOp
 from fourfold.program.view import RankView
 
-Declaration = tuple[Sequence[str], Sequence[str], Work, int]
-"""Names read and written, work, workspace."""
-_IN_PARTS = PART_OPS | {BY_LETTER[op.info.part_of or ""] for op in PART_OPS}
 
-
-def declared_in_parts(op: Op, me: Segment, m: int, view: RankView) -> list[Declaration]:
-    """The declaration of such an instruction, where the step has any."""
-    if not view.spec.overlaps_experts or not me.moe or op not in _IN_PARTS:
-        return []
-    backward, place = BY_LETTER[op.info.part_of or op.info.letter] is Op.BACKWARD, op.info.place
+def declared(step: Instruction, kind: str, view: RankView, allowed: list[Declared]) -> list[Declared]:
+    """A part of a pass over a routed block, or one of its all-to-alls, where the step overlaps them."""
+    op, m, me = step.op, step.microbatch, view.stages.segments.get(step.segment or "")
+    if kind != "train" or not view.spec.overlaps_experts or m is None or me is None or not me.moe:
+        return allowed
+    if op not in (Op.FORWARD, Op.BACKWARD) and not isinstance(op, OverlapOp):
+        return allowed
+    backward, place = (op.info.part_of or op.info.letter) == Op.BACKWARD.value, op.info.place
     footprint = view.parts(me)[backward]
     prefix = "d" * backward
     sent = [f"{prefix}dispatched/{me.name}/m{m}", f"{prefix}combined/{me.name}/m{m}"]
-    if op in ALL_TO_ALLS:
-        return [([sent[place]], [sent[place]], footprint.all_to_alls[place], 0)]
+    if op.is_all_to_all:
+        return [Declared((sent[place],), (sent[place],), footprint.all_to_alls[place])]
     reads, writes = (_backward if backward else _forward)(place, me, m, view)
     reads += sent[place - 1 : place]
     writes += sent[place : place + 1]
-    return [(reads, writes, footprint.parts[place], footprint.workspace_bytes[place])]
+    work, workspace = footprint.parts[place], footprint.workspace_bytes[place]
+    return [*allowed, Declared(tuple(sorted(reads)), tuple(sorted(writes)), work, workspace)]
 
 
 def _forward(place: int, me: Segment, m: int, view: RankView) -> tuple[list[str], list[str]]:

@@ -6,14 +6,31 @@ frees the device's buffer, that of the second the host's.
 """
 
 from collections.abc import Iterable
+from enum import unique
 
 from fourfold.model.work import HostCopy, Work
 from fourfold.program import buffers as name
-from fourfold.program.instruction import COMPUTE_OPS, FORWARD_OPS, HOST_COPIES, Instruction, Op
-from fourfold.program.parts import PARTS
+from fourfold.program.instruction import Instruction
+from fourfold.program.opcode import FROM_HOST, TO_HOST, Opcode, OpInfo
 from fourfold.program.pattern import Name, Pattern, Step
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.sizes import core_buffer_bytes, state_buffers
+from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
+
+
+@unique
+class OffloadOp(Opcode):
+    """The two directions of a copy."""
+
+    # fmt: off
+    OFFLOAD = OpInfo("O>", "offload to the host",
+        "starts to copy a segment's activations, or a unit's optimizer states, to the host's memory ([below](#offload))",
+        names="segment or unit", reads=("master", "optimizer", "saved"), writes=("host_master", "host_optimizer", "host_saved"),
+        starts="copy", stream=TO_HOST)
+    FETCH = OpInfo("O<", "fetch from the host", "starts to copy them back", names="segment or unit",
+        reads=("host_master", "host_optimizer", "host_saved"), writes=("master", "optimizer", "saved"), fills=True, starts="copy",
+        stream=FROM_HOST)
+    # fmt: on
 
 
 def insert_activation_offloads(steps: list[Step], view: RankView) -> list[Step]:
@@ -25,16 +42,19 @@ def insert_activation_offloads(steps: list[Step], view: RankView) -> list[Step]:
     away = {own: segment for own, segment in names.items() if segment in view.stages.offloaded}
     if not away:
         return steps
-    distance = view.spec.layout.prefetch * (PARTS if view.spec.overlaps_experts else 1)
-    computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op in COMPUTE_OPS]
+    distance = view.spec.layout.prefetch * view.spec.computations_per_pass
+    computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op.is_compute]
     begun: dict[tuple[Name, int | None], int] = {}
     behind: dict[int, list[Step]] = {}
     frees, starts, joins = dict[int, list[Step]](), dict[int, list[Step]](), dict[int, list[Step]]()
-    copies = {own: (_activations(view, Op.OFFLOAD, s), _activations(view, Op.FETCH, s)) for own, s in away.items()}
-    waits = {own: tuple(copy.joined(_left(copy.first)) for copy in pair) for own, pair in copies.items()}
+    copies = {
+        own: (_activations(view, OffloadOp.OFFLOAD, s), _activations(view, OffloadOp.FETCH, s))
+        for own, s in away.items()
+    }
+    waits = {own: tuple(copy.joined(copy.first.reads) for copy in pair) for own, pair in copies.items()}
     for place, index in enumerate(computes):
         pattern, m = steps[index]
-        for own in pattern.writes if pattern.op in FORWARD_OPS else ():
+        for own in pattern.writes if pattern.op.is_forward else ():
             if own in away:
                 begun[own, m] = place
         for own in pattern.reads:
@@ -58,7 +78,7 @@ def insert_optimizer_offloads(steps: list[Step], view: RankView) -> list[Step]:
         return steps
     used = _uses(steps)
     units = sorted(used, key=lambda unit: used[unit][0])
-    last = max((i for i, (pattern, _) in enumerate(steps) if pattern.op in COMPUTE_OPS), default=-1)
+    last = max((i for i, (pattern, _) in enumerate(steps) if pattern.op.is_compute), default=-1)
     fetch_before: dict[int, str] = {}
     for position, unit in enumerate(units):
         fetch_before[used[units[position - 1]][0] if position else last + 1] = unit
@@ -68,27 +88,21 @@ def insert_optimizer_offloads(steps: list[Step], view: RankView) -> list[Step]:
     leaving: list[Step] = []
     for index, step in enumerate(steps):
         if index in fetch_before:
-            result += [*leaving, (_states(view, Op.FETCH, fetch_before[index]), None)]
+            result += [*leaving, (_states(view, OffloadOp.FETCH, fetch_before[index]), None)]
             leaving = []
         if index in join_before:
-            result.append((_states(view, Op.FETCH, join_before[index]).joined(), None))
+            result.append((_states(view, OffloadOp.FETCH, join_before[index]).joined(), None))
         result.append(step)
         if index in offload_after:
-            offload = _states(view, Op.OFFLOAD, offload_after[index])
+            offload = _states(view, OffloadOp.OFFLOAD, offload_after[index])
             result.append((offload, None))
             leaving.append((offload.joined(offload.first.reads), None))
     return result + leaving
 
 
-def state_buffers(view: RankView, unit: str) -> tuple[str, ...]:
-    """Buffers of the device that the optimizer keeps for a unit beside its parameters."""
-    return (f"optimizer/{unit}", *((f"master/{unit}",) if view.spec.mixed else ()))
-
-
-def resident_states(view: RankView, unit: str) -> tuple[str, ...]:
-    """Buffers of a unit's states, where they lie between steps."""
-    states = state_buffers(view, unit)
-    return tuple(map(name.host, states)) if view.spec.layout.offload_optimizer else states
+def resident(spec: StepSpec, state: str) -> str:
+    """Where a buffer of optimizer states lies between steps."""
+    return name.host(state) if spec.layout.offload_optimizer else state
 
 
 def _uses(steps: Iterable[Step]) -> dict[str, tuple[int, int]]:
@@ -102,26 +116,20 @@ def _uses(steps: Iterable[Step]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _activations(view: RankView, op: Op, segment: str) -> Pattern:
+def _activations(view: RankView, op: OffloadOp, segment: str) -> Pattern:
     return Pattern.of_first(_copy(view, op, segment, 0, (name.saved(segment, 0),)))
 
 
-def _states(view: RankView, op: Op, unit: str) -> Pattern:
+def _states(view: RankView, op: OffloadOp, unit: str) -> Pattern:
     return Pattern.of_first(_copy(view, op, unit, None, state_buffers(view, unit)))
 
 
-def _copy(view: RankView, op: Op, owner: str, m: int | None, buffers: tuple[str, ...]) -> Instruction:
+def _copy(view: RankView, op: OffloadOp, owner: str, m: int | None, buffers: tuple[str, ...]) -> Instruction:
     there = tuple(map(name.host, buffers))
-    reads, writes = (buffers, there) if op is Op.OFFLOAD else (there, buffers)
-    size = sum(buffer_bytes(view, each) for each in buffers)
+    reads, writes = (buffers, there) if op is OffloadOp.OFFLOAD else (there, buffers)
+    size = sum(core_buffer_bytes(view, each) for each in buffers)
     copies = len(view.spec.optimizer.state) + view.spec.mixed
     if m is not None:
         copies = view.footprint(view.stages.segments[owner]).saved_tensors
-    work = Work((HostCopy(op is Op.OFFLOAD, size, copies),))
+    work = Work((HostCopy(op is OffloadOp.OFFLOAD, size, copies),))
     return Instruction(op, owner, m, reads=reads, writes=writes, work=work, stream=op.info.stream)
-
-
-def _left(copy: Instruction) -> tuple[str, ...]:
-    """The buffers that a copy of activations leaves behind."""
-    assert copy.op in HOST_COPIES
-    return copy.reads

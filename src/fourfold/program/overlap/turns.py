@@ -1,16 +1,19 @@
 """The overlap pass: two entries of a rank's order run as one, in turns, so that each one's all-to-alls run behind the other.
 
 A schedule that pairs passes has a forward beside a backward (DualPipe; DeepSeek-AI 2024, section 3.2.1). Under any other,
-microbatches go two by two: the schedule orders couples of them, as if each was one. On one pipeline rank, that is gradient
+microbatches go two by two: the schedule orders pairs of them, as if each was one. On one pipeline rank, that is gradient
 accumulation.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, zip_longest
 
 from fourfold.program.expand import expand_segments
-from fourfold.program.instruction import ALL_TO_ALLS, Op
+from fourfold.program.instruction import Op
+from fourfold.program.overlap.parts import in_parts
 from fourfold.program.pattern import Step
 from fourfold.program.schedule import Compute, Orders, find_schedule
 from fourfold.program.schedule.execution import needs
@@ -24,19 +27,6 @@ Units = tuple[tuple[Unit, ...], ...]
 """The units of every pipeline rank."""
 
 _SECONDS = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
-
-
-def in_couples(orders: Orders, num_microbatches: int) -> Orders:
-    """The order of couples as one of their microbatches: 2c and 2c + 1 are neighbours."""
-    return tuple(
-        tuple(
-            entry._replace(microbatch=m)
-            for entry in order
-            for m in (2 * entry.microbatch, 2 * entry.microbatch + 1)
-            if m < num_microbatches
-        )
-        for order in orders
-    )
 
 
 def overlapping_units(spec: StepSpec, orders: Orders, stages: StageMap) -> Units | None:
@@ -103,23 +93,43 @@ def _result(entry: Compute) -> Compute:
     return entry._replace(op=Op.BACKWARD_INPUT) if entry.op is Op.BACKWARD else entry
 
 
-def expand_units(units: Sequence[Unit], view: RankView) -> list[list[Step]]:
-    """The steps of every unit: of two entries in turns, each up to the start of an all-to-all, then the other, which is joined when
-    its turn comes again. A backward goes first: its dispatch starts at once, and needs something behind which to run."""
-    alone = expand_segments([unit[0] for unit in units if len(unit) == 1], view)
-    paired = expand_segments([entry for unit in units if len(unit) == 2 for entry in unit], view, in_parts=True)
-    singles, pairs = iter(alone), iter(paired)
-    result = []
-    for unit in units:
-        if len(unit) == 1:
-            result.append(next(singles))
-            continue
-        first, second = _turns(next(pairs)), _turns(next(pairs))
-        if unit[1].op is not unit[0].op:
-            first, second = second, first
-        pairs_of_turns = zip_longest(first, second, fillvalue=list[Step]())
-        result.append(list(chain.from_iterable(chain.from_iterable(pairs_of_turns))))
-    return result
+@dataclass(frozen=True)
+class Turns:
+    """Units of every rank, with their places in the order of all."""
+
+    units: Units
+    unit_places: list[list[int]]
+
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """The places of single entries."""
+        rows = zip(self.units, self.unit_places, strict=True)
+        return [[at for unit, at in zip(*row, strict=True) for _ in unit] for row in rows]
+
+    def expand(self, view: RankView) -> list[list[Step]]:
+        """The steps of every unit: of two entries in turns, each up to the start of an all-to-all, then the other, which is joined
+        when its turn comes again. A backward goes first: its dispatch starts at once, and needs something behind which to run."""
+        units = self.units[view.pp_rank]
+        alone = expand_segments([unit[0] for unit in units if len(unit) == 1], view)
+        paired = expand_segments([entry for unit in units if len(unit) == 2 for entry in unit], view, routed=in_parts)
+        singles, pairs = iter(alone), iter(paired)
+        result = []
+        for unit in units:
+            if len(unit) == 1:
+                result.append(next(singles))
+                continue
+            first, second = _turns(next(pairs)), _turns(next(pairs))
+            if unit[1].op is not unit[0].op:
+                first, second = second, first
+            pairs_of_turns = zip_longest(first, second, fillvalue=list[Step]())
+            result.append(list(chain.from_iterable(chain.from_iterable(pairs_of_turns))))
+        return result
+
+
+def interleave(spec: StepSpec, orders: Orders, stages: StageMap) -> Turns | None:
+    """The turns of a step that overlaps its experts' all-to-alls; None of another."""
+    units = overlapping_units(spec, orders, stages)
+    return None if units is None else Turns(*placed_units(units, len(stages.ranks)))
 
 
 def _turns(steps: Sequence[Step]) -> list[list[Step]]:
@@ -127,6 +137,6 @@ def _turns(steps: Sequence[Step]) -> list[list[Step]]:
     turns: list[list[Step]] = [[]]
     for step in steps:
         turns[-1].append(step)
-        if step[0].op in ALL_TO_ALLS:
+        if step[0].op.is_all_to_all:
             turns.append([])
     return turns

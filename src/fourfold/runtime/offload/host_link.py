@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fourfold.model.parallel import Pending
-from fourfold.runtime.pinned import PinnedSlots, carved, room
+from fourfold.runtime.offload.pinned import PinnedSlots, carved, room
 
 _WORD = 16
 """Bytes at a multiple of which a tensor begins in a slot."""

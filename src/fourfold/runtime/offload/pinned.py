@@ -1,4 +1,4 @@
-"""Pinned memory of the host: parts of few allocations (`fourfold.program.pinned`), and slots that offloaded activations take in
+"""Pinned memory of the host: parts of few allocations (`fourfold.program.offload.pinned`), and slots that activations take in
 turn.
 
 On a processor both memories are one: nothing is pinned, and every tensor has memory of its own.
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fourfold.program.pinned import ALIGNMENT, chunks_of
+from fourfold.program.offload.pinned import ALIGNMENT, chunks_of
 
 
 def pinned_parts(sizes: Sequence[int]) -> list[Tensor]:

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from fourfold.model.parallel import Pending
-from fourfold.program import Instruction, Op, buffers
+from fourfold.program import Instruction, buffers
+from fourfold.program.instruction import Opcode
+from fourfold.program.offload.steps import OffloadOp
 from fourfold.program.view import RankView
-from fourfold.runtime.host_link import HostLink
-from fourfold.runtime.offload import fetch_activations, offload_activations
+from fourfold.runtime.collectives import Handle
+from fourfold.runtime.offload.activations import fetch_activations, offload_activations
+from fourfold.runtime.offload.host_link import HostLink
+from fourfold.runtime.step_state import Handlers, StepState
 from fourfold.runtime.units import Unit, set_storage
 
 
@@ -31,15 +35,15 @@ class HostCopier:
             return self._states(step.op, self._units[name])
         here = buffers.saved(name, m)
         there = buffers.host(here)
-        if step.op is Op.OFFLOAD:
+        if step.op is OffloadOp.OFFLOAD:
             self._live[there], pending = offload_activations(self._live[here], self._shared(name, m), self._link)
         else:
             self._live[here], pending = fetch_activations(self._live[there], self._device, self._link)
         return pending
 
-    def _states(self, op: Op, unit: Unit) -> Pending:
+    def _states(self, op: Opcode, unit: Unit) -> Pending:
         here = unit.device_states
-        if op is Op.OFFLOAD:
+        if op is OffloadOp.OFFLOAD:
             return self._link.offload([(there, here[role]) for role, there in unit.away.items()])
         for role in unit.away:
             set_storage(here[role], live=True)
@@ -53,3 +57,13 @@ class HostCopier:
         held = [getattr(batch, each.name) for each in fields(batch)]
         held += [self._live.get(buffers.hidden(each, m)) for each in (segment, self._following[segment])]
         yield from (each for each in held if isinstance(each, Tensor))
+
+
+def handlers(state: StepState, core: Handlers) -> Handlers:
+    """Copies in both directions."""
+    copier = HostCopier(state.view, state.units, state.live, state.link, state.device)
+
+    def start(step: Instruction) -> None:
+        state.start(step, Handle(iter([[copier.start(step)]])))
+
+    return dict.fromkeys(OffloadOp, start)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fourfold.model.environment import Saved
 from fourfold.model.parallel import Pending
-from fourfold.runtime.host_link import HostCopies, HostLink
+from fourfold.runtime.offload.host_link import HostCopies, HostLink
 
 
 @dataclass(frozen=True)

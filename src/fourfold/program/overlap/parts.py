@@ -4,16 +4,23 @@ from fourfold.model.spec import Segment
 from fourfold.model.work import Work
 from fourfold.program import buffers as name
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.overlap import rows
+from fourfold.program.overlap.rows import OverlapOp
+from fourfold.program.schedule import Compute
 from fourfold.program.view import RankView
 
-PARTS = 3
-"""Computations of a pass in parts."""
+
+def in_parts(view: RankView, segment: Segment, compute: Compute) -> list[Instruction] | None:
+    """The parts of a pass over a routed block; None of another pass."""
+    if segment.moe and compute.op is Op.FORWARD:
+        return forward_in_parts(view, segment, compute.microbatch)
+    return backward_in_parts(view, segment, compute.microbatch) if segment.moe and compute.op is Op.BACKWARD else None
 
 
 def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruction]:
     """FORWARD up to the dispatch, the experts, the rest; what its backward needs is complete with the last."""
     footprint, _ = view.parts(segment)
-    dispatched, combined = name.dispatched(segment.name, m), name.combined(segment.name, m)
+    dispatched, combined = rows.dispatched(segment.name, m), rows.combined(segment.name, m)
     own, every = _parameters(view, segment)
     x, out = name.hidden(segment.name, m), name.hidden(view.stages.following[segment.name], m)
     saved = [name.saved(segment.name, m)] if view.stages.policies[segment.name] != "full" else []
@@ -29,9 +36,9 @@ def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instructi
             work=first,
             workspace_bytes=before,
         ),
-        *_all_to_all(Op.DISPATCH_TOKENS, segment, m, dispatched, footprint.all_to_alls[0]),
+        *_all_to_all(OverlapOp.DISPATCH_TOKENS, segment, m, dispatched, footprint.all_to_alls[0]),
         Instruction(
-            Op.EXPERTS_FORWARD,
+            OverlapOp.EXPERTS_FORWARD,
             segment.name,
             m,
             reads=(*every, dispatched),
@@ -40,9 +47,9 @@ def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instructi
             work=experts,
             workspace_bytes=within,
         ),
-        *_all_to_all(Op.COMBINE_TOKENS, segment, m, combined, footprint.all_to_alls[1]),
+        *_all_to_all(OverlapOp.COMBINE_TOKENS, segment, m, combined, footprint.all_to_alls[1]),
         Instruction(
-            Op.FINISH_FORWARD,
+            OverlapOp.FINISH_FORWARD,
             segment.name,
             m,
             reads=(combined, x),
@@ -57,7 +64,7 @@ def forward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instructi
 def backward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruction]:
     """BACKWARD up to the dispatch of the output's gradient, the experts with the shared ones, the rest."""
     _, footprint = view.parts(segment)
-    dispatched, combined = name.dispatched(segment.name, m, True), name.combined(segment.name, m, True)
+    dispatched, combined = rows.dispatched(segment.name, m, True), rows.combined(segment.name, m, True)
     own, every = _parameters(view, segment)
     x, upstream = name.hidden(segment.name, m), name.dhidden(view.stages.following[segment.name], m)
     saved, router = name.saved(segment.name, m), f"router/{segment.name}"
@@ -75,9 +82,9 @@ def backward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruct
             work=first,
             workspace_bytes=before,
         ),
-        *_all_to_all(Op.DISPATCH_GRADIENT, segment, m, dispatched, footprint.all_to_alls[0]),
+        *_all_to_all(OverlapOp.DISPATCH_GRADIENT, segment, m, dispatched, footprint.all_to_alls[0]),
         Instruction(
-            Op.EXPERTS_BACKWARD,
+            OverlapOp.EXPERTS_BACKWARD,
             segment.name,
             m,
             reads=(*every, dispatched, upstream, router),
@@ -86,9 +93,9 @@ def backward_in_parts(view: RankView, segment: Segment, m: int) -> list[Instruct
             work=experts,
             workspace_bytes=within,
         ),
-        *_all_to_all(Op.COMBINE_GRADIENT, segment, m, combined, footprint.all_to_alls[1]),
+        *_all_to_all(OverlapOp.COMBINE_GRADIENT, segment, m, combined, footprint.all_to_alls[1]),
         Instruction(
-            Op.FINISH_BACKWARD,
+            OverlapOp.FINISH_BACKWARD,
             segment.name,
             m,
             reads=(*own, combined, upstream, x, name.batch(m), router),
@@ -106,6 +113,6 @@ def _parameters(view: RankView, segment: Segment) -> tuple[list[str], list[str]]
     return dense, [f"params/{unit}" for unit in segment.units]
 
 
-def _all_to_all(op: Op, segment: Segment, m: int, buffer: str, work: Work) -> list[Instruction]:
+def _all_to_all(op: OverlapOp, segment: Segment, m: int, buffer: str, work: Work) -> list[Instruction]:
     start = Instruction(op, segment.name, m, reads=(buffer,), writes=(buffer,), work=work, stream="ep")
     return [start, Instruction(Op.WAIT, handle=start.short)]
