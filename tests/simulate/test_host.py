@@ -11,7 +11,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program.instruction import Op
 from fourfold.program.launches import step_launches, waits_of_host, work_launches
-from fourfold.program.spec import StepSpec, resolve_step
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import StepSpec
 from fourfold.simulate.critical_path import HOST, critical_path
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import prices_for, replaying

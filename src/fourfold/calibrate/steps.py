@@ -22,7 +22,8 @@ from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
 from fourfold.program import lower_step
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
-from fourfold.program.spec import StepSpec, resolve_step, transport_on
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import StepSpec, transport_on
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups

@@ -11,7 +11,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import Layout, resolve_layout
 from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.spec import StepSpec, Transport, resolve_step
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import StepSpec, Transport
 from fourfold.program.view import rank_view
 
 

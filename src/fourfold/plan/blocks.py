@@ -17,8 +17,9 @@ from fourfold.model.work import Work
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.plan.space import MICROBATCHES
+from fourfold.program.resolve import gemm_recipe
 from fourfold.program.schedule import BUILT_IN, usual_schedule
-from fourfold.program.spec import StepSpec, gemm_recipe
+from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import Durations
 
 FLOOR_SHARE = 0.98

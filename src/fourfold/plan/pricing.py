@@ -15,7 +15,8 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.outlook import NEAR_LIMIT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.spec import StepSpec, resolve_step
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import StepSpec
 from fourfold.simulate.prediction import StepPrediction, predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.summary import StepSummary

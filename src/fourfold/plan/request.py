@@ -16,7 +16,9 @@ from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.constraints import NO_CONSTRAINTS, Constraints, Value, parse_value
-from fourfold.program.spec import Transport, resolve_step
+from fourfold.program.capabilities import check_planned
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import Transport
 from fourfold.simulate.run_prices import (
     NO_OVERRIDES,
     OWN_SOFTWARE,
@@ -92,6 +94,7 @@ class Request:
             global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens
         )
         model = replace(model, max_position=max(model.max_position, sequence_length))
+        check_planned(config)
         spec = resolve_step(config, model, resolve_layout(config, model), transport)
         everywhere = replace(
             spec.layout, dp_shard=cluster.devices

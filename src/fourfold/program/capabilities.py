@@ -7,6 +7,7 @@ To add a capability, write its room (`program/NAME/`, `runtime/NAME.py`), and ad
 from collections.abc import Iterable, Mapping
 from functools import reduce as fold
 
+from fourfold.config import RunConfig
 from fourfold.layout import FlatLayout
 from fourfold.program.buffers import CORE_BUFFERS, device
 from fourfold.program.capability import Capability, GradientRule, GradientWalk, Interleaving
@@ -43,6 +44,13 @@ BY_LETTER = {op.info.letter: op for op in OPCODES}
 assert len(BY_LETTER) == len(OPCODES), "two operations have one letter"
 BUFFERS = CORE_BUFFERS | {row.kind: row for each in CAPABILITIES for row in each.buffers}
 """All kinds of buffers."""
+
+
+def check_planned(config: RunConfig) -> None:
+    """Raises `UserError` where the planner cannot search layouts of such a run."""
+    for each in CAPABILITIES:
+        if each.check_planned:
+            each.check_planned(config)
 
 
 def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:

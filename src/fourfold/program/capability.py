@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fourfold.config import RunConfig
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.program.buffers import BufferInfo
@@ -55,6 +56,9 @@ GradientRule = Callable[[int, Pattern], None]
 class Capability:
     """A capability. All functions answer for any step, and change nothing where the step has not this capability.
 
+    Settings: `resolve(config, spec)`: the step with what the run file states of it, or a `UserError`. `check_planned(config)`
+    raises `UserError` where the planner cannot search layouts of such a run.
+
     Rows: `opcodes`, which lists show behind `after`; `buffers`; `uses`: kinds of its buffers that the core's operations read or
     write. `unit_bytes(spec, kind, flat)` and `segment_bytes(view, kind, segment)`: bytes of a buffer of a unit or a segment, also
     of the core's kinds where it changes them; None: as without it.
@@ -76,6 +80,8 @@ class Capability:
     after: Opcode | None = None
     buffers: tuple[BufferInfo, ...] = ()
     uses: Mapping[Opcode, tuple[str, ...]] = field(default_factory=dict)
+    resolve: Callable[[RunConfig, StepSpec], StepSpec] | None = None
+    check_planned: Callable[[RunConfig], None] | None = None
     unit_bytes: Callable[[StepSpec, str, FlatLayout], int | None] | None = None
     segment_bytes: Callable[[RankView, str, Segment], int | None] | None = None
     interleave: Callable[[StepSpec, Orders, StageMap], Interleaving | None] | None = None

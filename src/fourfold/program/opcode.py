@@ -89,6 +89,8 @@ class Opcode(Enum):
     is_host_copy: bool
     is_send: bool
     is_receive: bool
+    is_reduction: bool
+    """Whether it sums a unit's gradient over data-parallel ranks."""
     is_transfer: bool
     """Whether it is an end of a transfer between stages."""
     fills: bool
@@ -105,6 +107,7 @@ class Opcode(Enum):
             info.starts == "copy",
         )
         op.is_send, op.is_receive = info.starts == "send", info.starts == "receive"
+        op.is_reduction = info.stream == SHARDS
         op.is_transfer = op.is_send or op.is_receive
         return op
 

@@ -1,20 +1,19 @@
 """StepSpec, from which a training step is compiled, and how a run's config becomes one."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
+from fourfold.config import DTYPE_BYTES, ModelConfig
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
-from fourfold.config.schema import FaultsSection, PrecisionSection
-from fourfold.layout import Layout, check_stages
+from fourfold.config.schema import FaultsSection
+from fourfold.layout import Layout
 from fourfold.model.footprint import Shape
-from fourfold.model.low_precision import GRADIENTS, GemmRecipe
+from fourfold.model.low_precision import GemmRecipe
 from fourfold.model.spec import Segment, build_segments
-from fourfold.program.footprints import Footprints
-from fourfold.program.schedule import check_schedule, find_schedule, stage_ranks
-from fourfold.program.stages import stage_sizes
+from fourfold.program.schedule import find_schedule
 
 Transport = Literal["exchange", "native"]
+Setting = TypeVar("Setting")
 _FLOPS_PER_RECEIVED_BYTE: dict[Transport, int] = {"exchange": 100, "native": 10_000}
 
 
@@ -23,6 +22,7 @@ class StepSpec:
     """The model, the layout, the number formats and how reductions travel; the same on every rank (`resolve_step` makes it).
 
     `checksum`, `replay`: whether the step compares replicas, and computes a microbatch of every segment twice.
+    `settings`: what capabilities keep of the run file, a record each (`setting`).
     `transport`: `exchange` (gloo: shards are sent straight to their owners, who sum them) or `native` (NCCL's own reductions).
     """
 
@@ -37,6 +37,11 @@ class StepSpec:
     checksum: bool = False
     replay: bool = False
     recipe: GemmRecipe | None = None
+    settings: tuple[object, ...] = ()
+
+    def setting(self, kind: type[Setting]) -> Setting | None:
+        """A capability's record of this kind; None where the run has not that capability."""
+        return next((each for each in self.settings if isinstance(each, kind)), None)
 
     def at_step(self, step: int, faults: FaultsSection) -> "StepSpec":
         """The step with the checks that are due in step number `step`, from 0."""
@@ -132,54 +137,3 @@ class StepSpec:
 def transport_on(device: str) -> Transport:
     """How ranks on devices of a type exchange: accelerators by NCCL's collectives, processors by exchanges over gloo."""
     return "native" if device == "cuda" else "exchange"
-
-
-def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transport: Transport = "exchange") -> StepSpec:
-    """The step of a run, its layout complete with stages and their ranks. Raises `UserError` for a schedule that cannot be."""
-    precision = config.precision
-    if config.layout.virtual_stages is None:
-        layout = replace(layout, virtual_stages=find_schedule(layout.schedule).min_virtual_stages)
-        check_stages(layout.pp, layout.virtual_stages, model)
-    if model.mup_base_hidden_size is not None and config.optimizer.name != "adamw":
-        raise UserError(
-            f"model.mup_base_hidden_size = {model.mup_base_hidden_size}: muP's learning rates are those of AdamW, and "
-            f"optimizer.name = '{config.optimizer.name}'; what works: optimizer.name=adamw, or no mup_base_hidden_size"
-        )
-    spec = StepSpec(
-        model,
-        layout,
-        precision.compute,
-        precision.master_format,
-        precision.gradients_format,
-        config.data.document_mask,
-        transport,
-        config.optimizer.step_spec,
-        recipe=gemm_recipe(precision, transport),
-    )
-    check_schedule(
-        layout.schedule, layout.pp, layout.virtual_stages, -(-layout.num_microbatches // spec.microbatches_per_slot)
-    )
-    placed = replace(
-        layout,
-        stages=stage_sizes(config.layout.segments_per_stage, _segment_costs(spec), layout, model.mtp_layers),
-        stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
-    )
-    return replace(spec, layout=placed)
-
-
-def gemm_recipe(precision: PrecisionSection, transport: Transport) -> GemmRecipe | None:
-    """Kernels multiply on accelerators that compute in 16 bits; elsewhere the rounding is emulated."""
-    name = precision.gemm_dtype
-    if name is None:
-        return None
-    kernels = transport == "native" and precision.compute == "bf16"
-    return GemmRecipe(name, precision.gemm_gradients or GRADIENTS[name], kernels)
-
-
-def _segment_costs(spec: StepSpec) -> list[float]:
-    """Forward and backward FLOPs of every segment; the head's backward does its forward too."""
-    footprints = Footprints(spec.model, spec.shape)
-    policies = spec.layout.recompute
-    parts = [footprints.of(segment, policy) for segment, policy in zip(spec.segments, policies, strict=True)]
-    costs = [float(part.forward.flops + part.backward.flops) for part in parts]
-    return [*costs[:-1], float(parts[-1].backward.flops)]

@@ -121,7 +121,7 @@ def proof(programs: dict[int, Program]) -> dict[str, Any]:
         "buffer_accesses": sum((len(p.reads) + len(p.writes) + len(p.frees)) * times for p, times in patterns),
         "collectives": sum(len(p.work.collectives) * times for p, times in patterns),
         "waits": operations[Op.WAIT],
-        "reductions": operations[Op.REDUCE],
+        "reductions": sum(times for op, times in operations.items() if op.is_reduction),
         "peak_memory_bytes": max(map(peak_bytes, distinct)),
     }
 

@@ -98,7 +98,7 @@ class AxisGroup:
         sent_rows: Sequence[int] | None = None,
     ) -> Handle:
         """Part i of `sent` goes to rank i, part i of `received` comes from it; parts by rows of dim 0, or equal."""
-        return Handle(self._all_to_all(received, sent, received_rows, sent_rows))
+        return Handle(self.all_to_all_phases(received, sent, received_rows, sent_rows))
 
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Handle:
         """Sends `sent` to the next rank of the group and receives `received` from the one before."""
@@ -158,9 +158,14 @@ class AxisGroup:
         self._count("all_reduce", full)
         yield [self.link.all_reduce(full)]
 
-    def _all_to_all(
-        self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
+    def all_to_all_phases(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        received_rows: Sequence[int] | None = None,
+        sent_rows: Sequence[int] | None = None,
     ) -> Phases:
+        """`all_to_all`, as a part of a collective of several phases."""
         self._count("all_to_all", sent)
         if sent_rows is not None:
             rows = sum(sent_rows) - sent_rows[self.index]

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from fourfold.config.schema import FaultsSection
 from fourfold.program.capabilities import unit_bytes
-from fourfold.program.instruction import Op
 from fourfold.program.replicas import checksum_instruction
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.prediction import StepPrediction, predict_step
@@ -72,7 +71,7 @@ def _gradient_norms(simulation: Simulation) -> list[dict[str, float]]:
     """By rank, seconds to read every gradient once before each of its reductions, or once a step where nobody reduces it."""
     found = []
     for view, program in zip(simulation.views, simulation.programs, strict=True):
-        times = {p.segment: len(ms) for p, ms in program.steps.microbatches.items() if p.op is Op.REDUCE}
+        times = {p.segment: len(ms) for p, ms in program.steps.microbatches.items() if p.op.is_reduction}
         sizes = {unit: unit_bytes(view.spec, "grad", flat) for unit, flat in view.flats.items()}
         found.append({"norms": sum(times.get(u, 1) * simulation.prices.memory(n) for u, n in sizes.items())})
     return found

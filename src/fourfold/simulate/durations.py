@@ -57,6 +57,8 @@ class Durations:
         if step.work.host_bytes:
             return self.prices.host_copy(step.work.host_bytes)
         seconds = sum(self.prices.collective(c.kind, c.axes, c.bytes) for c in found)
+        if step.op.is_start and step.work.elementwise_bytes:  # kernels between a reduction's collectives
+            seconds += self.prices.memory(step.work.elementwise_bytes)
         return seconds + (software.host_collective_seconds if found and not software.host_instruction_seconds else 0.0)
 
     def local(self, step: Instruction | Pattern) -> float:

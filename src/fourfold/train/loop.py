@@ -19,7 +19,8 @@ from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
 from fourfold.model.torch_scaled import check_kernels
 from fourfold.program import Program, digest
-from fourfold.program.spec import resolve_step, transport_on
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import transport_on
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.corruption import Corruption

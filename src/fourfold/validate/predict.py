@@ -10,7 +10,8 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware.types import Device
 from fourfold.layout import resolve_layout
-from fourfold.program.spec import StepSpec, resolve_step
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import StepSpec
 from fourfold.program.view import rank_views
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import check_devices, document_share, executed_precision, fitted_prices, prices_for
