@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fourfold.program.capabilities import buffer_bytes
-from fourfold.program.offload import resident_states
+from fourfold.program.offload import resident
+from fourfold.program.sizes import state_buffers
 from fourfold.program.view import rank_views
 from fourfold.rehearse.journal import Journal, RehearsalFault
 from fourfold.rehearse.kernels import DeviceKernels
@@ -43,7 +44,9 @@ def added_bytes(rank: int, sections: dict[str, Any]) -> dict[str, float]:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
     (view,) = rank_views(spec)
-    states = sum(buffer_bytes(view, name) for unit in view.flats for name in resident_states(view, unit))
+    states = sum(
+        buffer_bytes(view, resident(view.spec, name)) for unit in view.flats for name in state_buffers(view, unit)
+    )
     return {"added": 1024.0 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), "states": states}
 
 
