@@ -13,6 +13,7 @@ from tests.support.program_mutations import MUTATIONS, PIPELINE_MUTATIONS, Mutan
 from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, evaluation_pipeline, make_spec, training
 
 TIED = {"model": {"tie_embeddings": True}}
+COMPRESSED = {"precision": {"gradient_communication": "bf16"}}
 CASES: dict[str, dict[str, Any]] = {
     "one_rank": {"accumulation": 2},
     "zero0": {"dp_shard": 2, "zero": 0},
@@ -28,6 +29,23 @@ CASES: dict[str, dict[str, Any]] = {
     "hsdp2": {"dp_replicate": 2, "dp_shard": 2, "zero": 2, "accumulation": 2, "recompute": "full:1"},
     "hsdp3": {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "accumulation": 2, "recompute": "full"},
     "mixed": {"dp_shard": 2, "zero": 2, "precision": {"compute": "bf16"}, "document_mask": True},
+    "compressed_zero1": {"dp_shard": 2, "zero": 1, "accumulation": 2, **COMPRESSED},
+    "compressed_hsdp3": {
+        "dp_replicate": 2,
+        "dp_shard": 2,
+        "zero": 3,
+        "accumulation": 2,
+        "transport": "native",
+        **COMPRESSED,
+    },
+    "compressed_tensor": {
+        "tp": 2,
+        "sequence_parallel": True,
+        "dp_shard": 2,
+        "zero": 2,
+        "accumulation": 2,
+        **COMPRESSED,
+    },
     "tensor": {"tp": 2, "dp_shard": 2, "accumulation": 2},
     "tensor_sequence": {"tp": 4, "sequence_parallel": True, "dp_shard": 2, "zero": 2, "accumulation": 2},
     "context": {"cp": 2, "dp_shard": 2, "zero": 3, "sequence_length": 16},

@@ -178,6 +178,8 @@ def test_what_is_started_is_joined() -> None:
 
 
 LOCAL = {
+    ("program/compression/declared.py", "declared"): "the operation that takes the place of another",
+    ("program/compression/declared.py", "gradient_rules"): "rules of the gradients' walk, a function each",
     ("program/muon/__init__.py", "MUON"): "the buffers of the room that operations of the core use",
     ("program/muon/declared.py", "gradient_rules"): "rules of the gradients' walk, a function each",
     ("program/muon/steps.py", "launches"): "the two operations that have launches beside their work",
@@ -194,6 +196,7 @@ LOCAL = {
     ("program/schedule/times.py", "durations"): "times of stages, by a schedule's passes",
     ("program/schedule/times.py", "activation_changes"): "activations of stages, by a schedule's passes",
     ("runtime/executor.py", "__init__"): "the interpreter's handlers, a function each",
+    ("runtime/compression.py", "handlers"): "the interpreter's handlers, a function each",
     ("runtime/muon.py", "handlers"): "the interpreter's handlers, a function each",
     ("runtime/overlap.py", "handlers"): "the interpreter's handlers, a function each",
 }

@@ -126,6 +126,10 @@ LAYOUTS: dict[str, tuple[int, Sections]] = {
     "mxfp8, experts": (2, low_precision("mxfp8", {"ep": 2, "dp_shard": 2, "zero": 1}, {**MIXTRAL, "moe_ffn_size": 64})),
     "fp8, ring": (4, low_precision("fp8", {"tp": 2, "cp": 2}, data=DOCUMENTS)),
     "fp8 in blocks": (4, low_precision("fp8-block", {"pp": 2, "tp": 2, "schedule": "zb_h1"})),
+    "compressed": (
+        4,
+        sections({"dp_replicate": 2, "dp_shard": 2, "zero": 2}, precision={**BF16, "gradient_communication": "bf16"}),
+    ),
     "offloaded": (
         4,
         sections({"dp_shard": 4, "zero": 3, "offload": "activations", "offload_optimizer": True}, {"num_layers": 6}),

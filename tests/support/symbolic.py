@@ -15,12 +15,12 @@ from typing import Any
 from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.overlap.rows import OverlapOp
 from tests.support import symbolic_copies as copies
-from tests.support.opcodes import RECEIVES, SENDS
+from tests.support.opcodes import RECEIVES, REDUCTIONS, SENDS
 from tests.support.symbolic_parts import ALL_TO_ALLS, ARRIVED, exchanged, set_out
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
 
-UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PARAMETER_ALL_GATHER)
+UNIT_STARTS = (*REDUCTIONS, Op.REDUCE_TIED, Op.GATHER, Op.PARAMETER_ALL_GATHER)
 
 
 class _World:

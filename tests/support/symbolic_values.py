@@ -15,6 +15,7 @@ from fourfold.layout.flat import FlatLayout, LocalParameter
 from fourfold.model.spec import Segment
 from fourfold.program import Op, RankView, StepSpec
 from fourfold.program.view import rank_views
+from tests.support.opcodes import REDUCTIONS
 
 DIGIT = 16
 """Bits of a contribution's count."""
@@ -196,7 +197,11 @@ class Parameters:
         rank, name = started.rank, started.step.segment or ""
         need(name in rank.view.flats, f"{name} is not here")
         unit = self.units[name]
-        take = {Op.REDUCE: self._take_gradient, Op.REDUCE_TIED: self._take_tied, Op.GATHER: self._take_shard}
+        take = {
+            **dict.fromkeys(REDUCTIONS, self._take_gradient),
+            Op.REDUCE_TIED: self._take_tied,
+            Op.GATHER: self._take_shard,
+        }
         take.get(started.step.op, self._take_part)(started, unit)
         need(started.step.collectives, f"{started.step.short} has no collective")
 
@@ -250,7 +255,7 @@ class Parameters:
         unit, collective = self.units[started.step.segment], started.step.collectives[which]
         owned = self.owned(started.step.segment, started.rank.number)
         grad, shard, before = own
-        if collective.kind == "reduce_scatter":
+        if collective.kind in ("reduce_scatter", "all_to_all"):
             group = self.layout.group_of(started.rank.number, tuple(collective.axes.split("+")))
             need(len(group) == unit.shards and unit.zero > 0, f"{started.step.short} scatters to others")
             need(tuple(unit.shard(group.index(started.rank.number))) == owned, "another shard arrives")

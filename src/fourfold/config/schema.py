@@ -158,6 +158,9 @@ class PrecisionSection(Section):
     """Format of the gradients among these operands; weights and activations are E4M3. Left out: `e5m2` with `fp8`, else `e4m3`."""
     gradients: Dtype | None = None
     """Format in which gradients are accumulated and reduced. Left out: fp32, or fp64 where `compute` is fp64."""
+    gradient_communication: Literal["bf16"] | None = None
+    """Format in which ranks send each other gradients: each rounds what it sends once, and sums in fp32 what it receives. Needs
+    `layout.zero` 1, 2 or 3. Left out: gradients travel in the format `gradients`."""
 
     @property
     def master_format(self) -> str:

@@ -11,6 +11,7 @@ from fourfold.config import RunConfig
 from fourfold.layout import FlatLayout
 from fourfold.program.buffers import CORE_BUFFERS, device
 from fourfold.program.capability import Capability, GradientRule, GradientWalk, Interleaving
+from fourfold.program.compression import COMPRESSION
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction, Op, Opcode
@@ -26,7 +27,7 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap
 from fourfold.program.view import RankView
 
-CAPABILITIES: tuple[Capability, ...] = (OVERLAP, MUON, OFFLOAD)
+CAPABILITIES: tuple[Capability, ...] = (OVERLAP, MUON, OFFLOAD, COMPRESSION)
 """In the order in which their passes run."""
 
 

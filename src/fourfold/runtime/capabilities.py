@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fourfold.program.instruction import Opcode
-from fourfold.runtime import muon, overlap
+from fourfold.runtime import compression, muon, overlap
 from fourfold.runtime.offload import copies
 from fourfold.runtime.step_state import Handler, Handlers, StepState
 
@@ -11,6 +11,7 @@ HANDLERS: tuple[Callable[[StepState, Handlers], Handlers], ...] = (
     overlap.handlers,
     muon.handlers,
     copies.handlers,
+    compression.handlers,
 )
 """Each gives the handlers of its operations on one rank, and others for the core's where these do more; `core`: those so far."""
 

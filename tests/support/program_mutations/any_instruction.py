@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fourfold.program import Op, Program, RankView, lower_step, rank_view, verify
+from tests.support.opcodes import REDUCTIONS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,
@@ -37,8 +38,10 @@ def any_start_dropped_with_its_wait(program: Program, view: RankView) -> Iterato
     """Not a Reduce that another of its unit follows: then the gradients only go on adding up, and the later one sums them all."""
     for index in starts(program):
         step = program.instructions[index]
-        later = [i for i in starts(program, Op.REDUCE) if program.instructions[i].segment == step.segment and i > index]
-        if step.op is not Op.REDUCE or not later:
+        later = [
+            i for i in starts(program, *REDUCTIONS) if program.instructions[i].segment == step.segment and i > index
+        ]
+        if not step.op.is_reduction or not later:
             yield drop(program, index, wait_of(program, index))
 
 

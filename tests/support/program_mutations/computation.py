@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fourfold.program import Collective, Instruction, Op, Program, RankView, lower_step, rank_view
-from tests.support.opcodes import BACKWARD_OPS
+from tests.support.opcodes import BACKWARD_OPS, REDUCTIONS
 from tests.support.program_mutations.edits import (
     Mutant,
     as_unit,
@@ -53,7 +53,7 @@ def one_microbatch_too_many(program: Program, view: RankView) -> Iterator[Mutant
 @mutation
 def one_microbatch_run_as_another(program: Program, view: RankView) -> Iterator[Mutant]:
     for index, step in enumerate(program.instructions):
-        if step.microbatch is not None and step.op is not Op.REDUCE:
+        if step.microbatch is not None and not step.op.is_reduction:
             yield change(program, index, microbatch=step.microbatch + 1)
 
 
@@ -185,7 +185,7 @@ def norm_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]:
 def norm_before_the_last_reduction(program: Program, view: RankView) -> Iterator[Mutant]:
     norm = first(program, Op.CLIP_NORM)
     start = positions(program, *BACKWARD_OPS)[-1]
-    last = positions(program, Op.REDUCE)[-1:]
+    last = positions(program, *REDUCTIONS)[-1:]
     for target in range(start, last[0] + 1) if last else ():
         yield moved(program, norm, target)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from fourfold.program import Instruction, Op, Program, RankView
-from tests.support.opcodes import BACKWARD_OPS
+from tests.support.opcodes import BACKWARD_OPS, REDUCTIONS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,
@@ -35,14 +35,14 @@ def gradients_dropped_before_the_last_microbatch(program: Program, view: RankVie
 
 @mutation
 def reduce_twice_in_a_row(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         yield once_more(program, index)
 
 
 @mutation
 def reduce_before_the_last_backward(program: Program, view: RankView) -> Iterator[Mutant]:
     """The full reduction, started and joined after the first microbatch's backward of an accumulation."""
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         unit = program.instructions[index].segment
         if view.flats[unit or ""].zero >= 2 or view.spec.layout.num_microbatches < 2:
             continue
@@ -52,7 +52,7 @@ def reduce_before_the_last_backward(program: Program, view: RankView) -> Iterato
 
 @mutation
 def reduce_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         for which, collective in enumerate(program.instructions[index].collectives):
             for axes in ("dp_replicate", "dp_shard", "dp_replicate+dp_shard", "pp", "tp"):
                 if axes != collective.axes:
@@ -62,7 +62,7 @@ def reduce_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]
 
 @mutation
 def reduce_of_the_wrong_kind(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         for which, collective in enumerate(program.instructions[index].collectives):
             for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
                 if kind != collective.kind:
@@ -71,7 +71,7 @@ def reduce_of_the_wrong_kind(program: Program, view: RankView) -> Iterator[Mutan
 
 @mutation
 def replicas_not_summed(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         collectives = program.instructions[index].collectives
         if len(collectives) > 1:
             yield change(program, index, collectives=collectives[:1])
@@ -80,15 +80,15 @@ def replicas_not_summed(program: Program, view: RankView) -> Iterator[Mutant]:
 
 @mutation
 def replicas_summed_twice(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         collectives = program.instructions[index].collectives
         yield change(program, index, collectives=(*collectives, collectives[-1]))
 
 
 @mutation
 def replicas_summed_in_every_microbatch(program: Program, view: RankView) -> Iterator[Mutant]:
-    reduces = {step.segment: step for step in program.instructions if step.op is Op.REDUCE}
-    for index in starts(program, Op.REDUCE):
+    reduces = {step.segment: step for step in program.instructions if step.op.is_reduction}
+    for index in starts(program, *REDUCTIONS):
         step = program.instructions[index]
         final = reduces[step.segment]
         if len(final.collectives) > len(step.collectives):
@@ -97,13 +97,13 @@ def replicas_summed_in_every_microbatch(program: Program, view: RankView) -> Ite
 
 @mutation
 def reduce_without_a_collective(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         yield change(program, index, collectives=())
 
 
 @mutation
 def reduce_of_the_wrong_unit(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.REDUCE):
+    for index in starts(program, *REDUCTIONS):
         for unit in others(program.instructions[index].segment, view):
             yield of_unit(program, index, unit)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fourfold.program import Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.overlap.rows import OverlapOp
 from fourfold.program.stage_map import stage_map
+from tests.support.opcodes import REDUCTIONS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,
@@ -81,7 +82,7 @@ def reduced_with_a_part_that_nothing_has_written(programs: list[Program], spec: 
     """Behind the part of a backward that allocates a gradient, and before the one that writes the rest of it."""
     for program, index in each(programs, Op.BACKWARD_INPUT, OverlapOp.EXPERTS_BACKWARD):
         for name in program.instructions[index].writes:
-            later = (i for i in positions(program, Op.REDUCE) if i > index and name in program.instructions[i].reads)
+            later = (i for i in positions(program, *REDUCTIONS) if i > index and name in program.instructions[i].reads)
             if name.startswith("grad/") and not _is_live(program, index, name) and (reduce := next(later, None)):
                 yield with_programs(programs, moved_with_wait(program, reduce, index))
 
@@ -130,7 +131,7 @@ def tied_sum_before_the_data_reduction(programs: list[Program], spec: StepSpec) 
     early = []
     for program, index in each(programs, Op.REDUCE_TIED):
         unit = program.instructions[index].segment
-        reduces = [i for i in positions(program, Op.REDUCE) if program.instructions[i].segment == unit]
+        reduces = [i for i in positions(program, *REDUCTIONS) if program.instructions[i].segment == unit]
         writers = [i for i, step in enumerate(program.instructions[:index]) if f"grad/{unit}" in step.writes]
         last = max(i for i in writers if i not in reduces)
         at = [last, *reduces[-1:]]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fourfold.program import Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.stage_map import stage_map
-from tests.support.opcodes import COMPUTE_OPS
+from tests.support.opcodes import COMPUTE_OPS, REDUCTIONS
 from tests.support.program_mutations.edits import (
     Mutant,
     change,
@@ -26,7 +26,7 @@ def _partial(spec: StepSpec, program: Program, index: int) -> int:
 
 
 def _partials(programs: list[Program], spec: StepSpec) -> Iterator[tuple[Program, int, int]]:
-    for program, index in each(programs, Op.REDUCE):
+    for program, index in each(programs, *REDUCTIONS):
         for which in range(_partial(spec, program, index)):
             yield program, index, which
 
@@ -60,7 +60,7 @@ def partial_sum_of_another_range_or_axis(programs: list[Program], spec: StepSpec
 
 @pipeline_mutation
 def partial_sum_after_the_shards_are_scattered(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
-    for program, index in each(programs, Op.REDUCE):
+    for program, index in each(programs, *REDUCTIONS):
         collectives = program.instructions[index].collectives
         if _partial(spec, program, index) and len(collectives) > 1 and collectives[::-1] != collectives:
             yield with_programs(programs, change(program, index, collectives=collectives[::-1]))
