@@ -74,7 +74,7 @@ def test_a_reduction_takes_its_all_to_all_and_its_kernels() -> None:
 
 
 def test_staging_counts_as_memory() -> None:
-    """Both what is sent and what arrives, two bytes an element each."""
+    """Memory holds what is sent and what arrives, two bytes an element each."""
     _, spec = _pair(dp_shard=2, zero=2)
     (program,) = lower_pipeline(spec)
     for buffer, size in program.buffers.items():

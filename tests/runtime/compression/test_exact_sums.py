@@ -22,7 +22,7 @@ from tests.support.staged_links import StagedLinks
 CPU = torch.device("cpu")
 BF16: dict[str, Any] = {"precision": {"compute": "fp32", "gradient_communication": "bf16"}}
 Reduced = list[tuple[str, int, Tensor]]
-"""Of each reduction of a rank, in order: unit, microbatch, the rank's own gradient."""
+"""Reductions of a rank, in order: unit, microbatch, the rank's own gradient."""
 
 
 def _run(rank: int, table: dict[str, Any], ranks: int, native: bool) -> tuple[Reduced, dict[str, Tensor]]:
@@ -123,7 +123,7 @@ def test_half_the_bytes_travel_and_all_that_travel_are_declared(staged: str) -> 
 
 
 def test_reductions_send_half() -> None:
-    """Of all programs, whatever else the step sends."""
+    """Reductions of the compressed program send half of the others' bytes."""
     table = run_table(layout={"dp_shard": 2, "zero": 2}, batch={"global_sequences": 4, "sequence_length": 16}, **BF16)
     _, view = prepare_rank(0, table, 2)
     compressed = lower_step(view)
