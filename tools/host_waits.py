@@ -37,7 +37,7 @@ ALLOWED = {
     ("runtime/device.py", "to_device", "to"): "from pinned memory, without waiting",
     ("runtime/device_progress.py", "__init__", "numpy"): "a view of the host's own memory, once",
     ("runtime/executor.py", "_clip_norm", "item"): "on a processor alone, whose values are there",
-    ("runtime/executor.py", "_skips", "item"): "on a processor alone, whose values are there",
+    ("runtime/step_state.py", "skips", "item"): "on a processor alone, whose values are there",
     ("runtime/first_bad_tensor.py", "first_bad", "tolist"): "after a step that is skipped",
     ("model/tiled_attention.py", "on_device", "to"): "from pinned memory, without waiting",
     ("model/torch_operations.py", "host_counts", "tolist"): "a dispatcher must know how many rows each rank gets",

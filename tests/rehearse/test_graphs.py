@@ -64,7 +64,7 @@ def _lr_of_host(original: Any) -> Callable[..., None]:
 def _number_of_host(original: Any) -> Callable[..., None]:
     def begin(self: Executor, data: Any, lr: float) -> None:
         original(self, data, lr)
-        self._numbers = replace(self._numbers, number=float(self.updates + 1))
+        self.numbers = replace(self.numbers, number=float(self.updates + 1))
 
     return begin
 

@@ -13,7 +13,6 @@ from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
-from fourfold.program.offload.pinned import activation_slots
 from fourfold.program.view import RankView
 from fourfold.runtime.capabilities import all_handlers
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
@@ -159,7 +158,7 @@ class Executor(StepState):
         known = self._programs.get(id(program))
         if known is None:
             known = self._programs[id(program)] = program, [self._bind(step) for step in program.instructions]
-            self.link.reserve(activation_slots(program, self.view.spec.model.num_experts > 0))
+            self.link.reserve(program, routed=self.view.spec.model.num_experts > 0)
         return known[1]
 
     def _bind(self, step: Instruction) -> _Bound:

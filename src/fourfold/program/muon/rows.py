@@ -46,6 +46,7 @@ BUFFERS = (
     BufferInfo("homes", "/U", "results of all owners", "temporary", "gathered orthogonal matrices"),
 )
 # fmt: on
+_KINDS = frozenset(row.kind for row in BUFFERS)
 FULL_MATRICES = ("direction", "matrices", "homes")
 """Kinds of what an update reads of matrices beside gradient and state."""
 
@@ -72,7 +73,7 @@ def orthogonal(flat: FlatLayout) -> str:
 
 def matrix_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int | None:
     """Bytes of directions, of an owner's results, of all owners' results; None of another buffer."""
-    if kind not in (row.kind for row in BUFFERS):
+    if kind not in _KINDS:
         return None
     plan, layout = placement(spec, flat), spec.layout
     elements = {

@@ -5,7 +5,7 @@ where both memories are one, a thread copies from one part of it to another.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from fourfold.model.parallel import Pending
+from fourfold.program import Program
+from fourfold.program.offload.pinned import activation_slots
 from fourfold.runtime.offload.pinned import PinnedSlots, carved, room
 
 _WORD = 16
@@ -72,10 +74,11 @@ class HostLink:
         self.live_bytes = self.peak_bytes = 0
         self.slots = PinnedSlots()
 
-    def reserve(self, sizes: Sequence[int]) -> None:
-        """Pins memory for the activations of a step, before the first is copied. `sizes`: of the copies that are away at once."""
+    def reserve(self, program: Program, routed: bool) -> None:
+        """Pins memory for the activations of a step that are away at once, before the first is copied. `routed`: a router decides
+        about their sizes."""
         if self._pinned:
-            self.slots.reserve(sizes)
+            self.slots.reserve(activation_slots(program, routed))
 
     def away(self, tensors: Iterable[Tensor]) -> "tuple[HostCopies, Pending]":
         """Starts to copy contiguous tensors to new memory of the host."""
