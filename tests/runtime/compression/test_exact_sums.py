@@ -13,8 +13,8 @@ from fourfold.runtime.collectives import bind_groups, make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import share_parameters
-from tests.support.parity_check import check_bytes, check_parity
-from tests.support.parity_ranks import LINKS, STAGED_LINKS, initialized_units, prepare_rank, run_rank
+from tests.support.parity_check import check_parity
+from tests.support.parity_ranks import LINKS, STAGED_LINKS, initialized_units, prepare_rank
 from tests.support.parity_runs import QWEN3_MOE, RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks
 from tests.support.staged_links import StagedLinks
@@ -102,24 +102,12 @@ def test_sums_are_those_of_one_process_to_the_bit(name: str, native: bool) -> No
 
 
 @pytest.mark.parametrize("staged", ["", "cpu"])
-def test_half_the_bytes_travel_and_all_that_travel_are_declared(staged: str) -> None:
-    """The fp32 sums' bytes halve; the steps stay near those of the reference, since rounding errs by 2^-9 at most."""
+def test_all_that_travels_is_declared(staged: str) -> None:
+    """The step stays near that of the reference: rounding errs by 2^-9 at most."""
     layout = {"dp_shard": 2, "zero": 2, "tp": 2, "sequence_parallel": True}
-    sections: dict[str, Any] = {
-        "batch": {"sequence_length": 16, "steps": 2},
-        "model": {"vocab_size": 96},
-        "optimizer": {"eps": 1e-2},
-    }
+    batch = {"sequence_length": 16, "steps": 2}
+    sections: dict[str, Any] = {"batch": batch, "model": {"vocab_size": 96}, "optimizer": {"eps": 1e-2}}
     check_parity(4, 2e-2, staged=staged, layout=layout, **sections, **BF16)
-    sent = {}
-    for name, precision in (("fp32", {"compute": "fp32"}), ("bf16", BF16["precision"])):
-        table = run_table(layout=layout, precision=precision, **sections)
-        results = run_on_ranks(4, run_rank, table=table, ranks=4, staged=staged)
-        check_bytes(table, results)
-        sent[name] = results[0]["sent"]
-    per_step = {name: axes["dp_shard"] for name, axes in sent.items()}
-    assert sent["bf16"]["tp"] == sent["fp32"]["tp"]
-    assert per_step["bf16"] < per_step["fp32"]
 
 
 def test_reductions_send_half() -> None:
