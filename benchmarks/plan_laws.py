@@ -20,11 +20,11 @@ from typing import Any
 
 import fourfold as ff
 from fourfold.config import UserError
-from fourfold.plan.neighbours import neighbours
+from fourfold.plan.budget import BUDGET
+from fourfold.plan.moves.neighbours import neighbours
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
-from fourfold.plan.search import BUDGET
 
 MODELS = (
     "llama3-8b",

@@ -19,7 +19,6 @@ NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
-    "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
@@ -39,7 +38,7 @@ SHORT = {
     "kernels/triton_rows.py": "what the Triton kernels of four kinds share; Triton may be missing",
     "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
     "model/mup.py": "one paper's table of factors, which initialisation and optimizer read",
-    "plan/batch.py": "one question of the planner: which batches layouts can divide",
+    "plan/moves/overlap.py": "one move of the search, one file",
     "program/fault.py": "the record that all of the verifier's rules make",
     "runtime/capabilities.py": "the one list of capabilities' handlers, beside `program/capabilities.py`, which imports no torch",
     "program/schedule/breadth_first.py": "one schedule, one file",

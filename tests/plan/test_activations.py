@@ -10,9 +10,15 @@ from fourfold.export.megatron import megatron
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.plan.activations import NEEDLESS, WAYS, WaysToSpare, chosen_together, seconds_per_gigabyte
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.partial_recompute import made_to_fit
+from fourfold.plan.moves.activations import (
+    NEEDLESS,
+    WAYS,
+    WaysToSpare,
+    chosen_together,
+    made_to_fit,
+    seconds_per_gigabyte,
+)
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.program.footprints import Footprints

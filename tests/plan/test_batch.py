@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.plan.batch import NEAR, batch_sequences
+from fourfold.plan.request import NEAR, batch_sequences
 
 
 @pytest.mark.parametrize(

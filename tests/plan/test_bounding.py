@@ -8,11 +8,10 @@ import pytest
 
 from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.bound import Bounder
-from fourfold.plan.bounding import _cheaper, _ideal_seconds, bound_all
+from fourfold.plan.bounding import Counts, Pool, _cheaper, _ideal_seconds, bound_all
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import BlockShape
-from fourfold.plan.low_memory import LowMemory
-from fourfold.plan.pool import Counts, Pool
+from fourfold.plan.moves.less_memory import LowMemory
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import MICROBATCHES, block_shapes
@@ -56,7 +55,7 @@ def test_splitting_and_recomputing_save_nothing_for_a_token(asked: Request) -> N
 def test_context_parallelism_that_is_slow_is_recorded_for_the_largest_microbatch_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fourfold.plan.pool.KEPT", 40)
+    monkeypatch.setattr("fourfold.plan.bounding.KEPT", 40)
     pricer, sizes = Pricer(layouts_of(16, 64, **EXPERTS)), defaultdict[BlockShape, set[int]](set)
     bound_all(pricer, Counts(), SearchBudget(1e9), None)
     for _, shape in pricer.blocks._passes:
@@ -69,7 +68,7 @@ def test_context_parallelism_that_is_slow_is_recorded_for_the_largest_microbatch
 @pytest.mark.rest
 def test_the_same_layouts_are_kept_as_if_all_were_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Low-memory layouts are compared within their reach: what is beyond depends on the order of shapes."""
-    monkeypatch.setattr("fourfold.plan.pool.KEPT", 40)
+    monkeypatch.setattr("fourfold.plan.bounding.KEPT", 40)
     asked = layouts_of(16, 64, **EXPERTS)
     pricer = Pricer(asked)
     found, counts = bound_all(pricer, Counts(), SearchBudget(1e9), None), Counts()

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 import fourfold as ff
-from fourfold.plan.activations import mixed
 from fourfold.plan.bound import Bounder
 from fourfold.plan.candidate import Candidate, policy_and_offload
-from fourfold.plan.climb import STEP, Climb, Outlined
+from fourfold.plan.moves.activations import mixed
+from fourfold.plan.moves.climb import STEP, Climb, Outlined
 from fourfold.plan.outlook import features
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request

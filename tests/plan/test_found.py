@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import permutations
 
-from fourfold.plan.found_layouts import best_first
 from fourfold.plan.pricing import Priced
+from fourfold.plan.search import best_first
 from tests.plan.test_pricer import LAYOUT
 
 

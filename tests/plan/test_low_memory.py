@@ -10,7 +10,7 @@ import pytest
 from fourfold.plan.bound import Bounder, Bounds, Parts
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.low_memory import CLEARLY, SHARE, LowMemory, Small
+from fourfold.plan.moves.less_memory import CLEARLY, SHARE, LowMemory, Small
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -101,7 +101,7 @@ def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, mo
         return step
 
     monkeypatch.setattr(Pricer, "predict", noted)
-    monkeypatch.setattr("fourfold.plan.search.LEAST", 0)  # those of least memory are not tried
+    monkeypatch.setattr("fourfold.plan.moves.less_memory.LEAST", 0)  # those of least memory are not tried
     found = search(tight, keep=1, fixed=fixed)
     assert held
     assert not found.best

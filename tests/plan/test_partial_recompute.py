@@ -10,7 +10,7 @@ from fourfold.export.megatron import megatron
 from fourfold.export.torchtitan import torchtitan
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.plan.partial_recompute import fewest_recomputed, made_to_fit
+from fourfold.plan.moves.activations import fewest_recomputed, made_to_fit
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search

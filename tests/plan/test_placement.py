@@ -9,9 +9,9 @@ from fourfold.export import EXPORTS, TrainerJob
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.explain import parse_fixed
+from fourfold.plan.constraints import parse_fixed
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
-from fourfold.plan.ranking import other_orders
+from fourfold.plan.queue import other_orders
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.program import lower_pipeline

@@ -10,10 +10,10 @@ from fourfold.config import ModelSection, UserError
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.bound import Bounder
-from fourfold.plan.neighbours import neighbours
+from fourfold.plan.moves.neighbours import neighbours
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.ranking import other_orders
+from fourfold.plan.queue import other_orders
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.plan.space import block_shapes

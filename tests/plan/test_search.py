@@ -10,15 +10,14 @@ from fourfold.config import ModelSection, UserError
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.bound import Bounder
-from fourfold.plan.budget import SearchBudget
-from fourfold.plan.explain import explain, parse_fixed
-from fourfold.plan.fewest import enough_devices
-from fourfold.plan.found_layouts import Found, pareto
+from fourfold.plan.budget import SHARES, SearchBudget
+from fourfold.plan.constraints import parse_fixed
+from fourfold.plan.goals import enough_devices
 from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
-from fourfold.plan.planner import make_plan
+from fourfold.plan.planner import explain, make_plan, pareto
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
-from fourfold.plan.search import search
+from fourfold.plan.search import Found, search
 from fourfold.plan.space import block_shapes
 from tests.plan.test_bounds import EXPERTS, request
 
@@ -92,7 +91,7 @@ def test_a_budget_ends_the_search_and_is_reported() -> None:
 
 
 def test_where_none_of_the_fastest_fits_those_of_least_memory_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourfold.plan.search.RANKING_SHARES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("fourfold.plan.search.SHARES", replace(SHARES, ranking=(0.0, 0.0, 0.0)))
     found = search(request(16, 64))
     assert found.counts.least_memory > 0
     assert found.best[0].memory_bytes <= found.request.memory_bytes

@@ -11,14 +11,12 @@ from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.plan.activations import WAYS, chosen_together, states_per_gigabyte
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.fewest import enough_devices
-from fourfold.plan.found_layouts import Found
-from fourfold.plan.optimizer_offload import freed_and_seconds
+from fourfold.plan.goals import enough_devices
+from fourfold.plan.moves.activations import WAYS, chosen_together, freed_and_seconds, states_per_gigabyte
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
-from fourfold.plan.search import search
+from fourfold.plan.search import Found, search
 from fourfold.program.view import rank_views
 from tests.plan.dense import DENSE, LAYOUT
 from tests.plan.test_bounds import drawn

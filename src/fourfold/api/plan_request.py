@@ -27,9 +27,8 @@ from fourfold.huggingface import Nearest, resolve_nearest
 from fourfold.huggingface.config_json import load_config
 from fourfold.huggingface.layer_types import windowed_share
 from fourfold.launch.resolve import model_section, stated_vocab_size
-from fourfold.plan.batch import batch_sequences
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.request import Request
+from fourfold.plan.request import Request, batch_sequences
 from fourfold.plan.trainers import TRAINERS
 from fourfold.simulate.run_prices import OWN_SOFTWARE, SoftwareOverrides, check_compute
 

@@ -13,13 +13,13 @@ from fourfold.api.software import software_overrides_of
 from fourfold.config import RunConfig, UserError
 from fourfold.config.schema import GemmDtype
 from fourfold.cost.fitted import framework_of
-from fourfold.plan.explain import parse_fixed
+from fourfold.plan.bounding import Progress
+from fourfold.plan.budget import BUDGET
+from fourfold.plan.constraints import parse_fixed
 from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
-from fourfold.plan.planner import make_plan
+from fourfold.plan.planner import Plan, make_plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import SAFE, Request
-from fourfold.plan.result import Plan
-from fourfold.plan.search import BUDGET, Progress
 from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_plan import plan_document
 from fourfold.report.simulation_document import campaign_document

@@ -15,10 +15,10 @@ from fourfold.config.schema import GemmDtype
 from fourfold.export import EXPORTS, Export, TrainerJob
 from fourfold.jobs import TARGETS
 from fourfold.launch.undecided import require_decided, require_itself, undecided
+from fourfold.plan.budget import BUDGET
+from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import candidate_spec
 from fourfold.plan.request import Request
-from fourfold.plan.result import Plan
-from fourfold.plan.search import BUDGET
 from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fourfold.plan.search import Progress as Report
+from fourfold.plan.bounding import Progress as Report
 from fourfold.report.console import Terminal
 
 SILENT_SECONDS = 1.0

@@ -1,6 +1,6 @@
 """Advice on a layout: single changes of it that were simulated, and that help.
 
-A change is a neighbour (`plan/neighbours.py`). If the layout fits, those are looked for that are faster, and fit; if not,
+A change is a neighbour (`plan/moves/neighbours.py`). If the layout fits, those are looked for that are faster, and fit; if not,
 those that make it fit, or hold the least. The ones whose bounds are best are simulated first, until the best few are
 known.
 """
@@ -14,7 +14,7 @@ from fourfold.config import UserError
 from fourfold.layout import Layout
 from fourfold.plan.candidate import Candidate, way_of
 from fourfold.plan.constraints import format_value
-from fourfold.plan.neighbours import neighbours
+from fourfold.plan.moves.neighbours import neighbours
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.program.schedule import BUILT_IN

@@ -131,7 +131,7 @@ class BlockPricer:
         return total
 
     def ways(self, shape: BlockShape) -> list[Way]:
-        """The ways of blocks without recomputation with their activations of one microbatch (`plan/activations.py`):
+        """The ways of blocks without recomputation with their activations of one microbatch (`plan/moves/activations.py`):
         rebuild some, run the forward again, or copy them to the host's memory; seconds are of what computation does not hide."""
         kept = self.price(shape)
         full = self.price(replace(shape, recompute="full"))

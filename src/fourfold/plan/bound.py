@@ -14,12 +14,11 @@ import numpy as np
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
-from fourfold.plan.arrangements import Arrangements, Column, Flags, Indices, arrangements
 from fourfold.plan.blocks import BlockPrice, BlockPricer, Way
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.optimizer_costs import OptimizerCosts
 from fourfold.plan.request import Request
-from fourfold.plan.space import Pipeline
+from fourfold.plan.space import Arrangements, Column, Flags, Indices, Pipeline, arrangements
 from fourfold.program.communicators import fewest_communicators
 from fourfold.program.schedule import usual_schedule
 
@@ -45,9 +44,9 @@ class Parts(NamedTuple):
 class Bounds:
     """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
     that it may hide, with the computation that this slows; `after_seconds`: what comes after it. They hold in any order of the
-    axes, `outermost` or another (`ranking.other_orders`). `states_away`: whether optimizer states lie in the host's memory;
+    axes, `outermost` or another (`queue.other_orders`). `states_away`: whether optimizer states lie in the host's memory;
     `states_bytes`: what they take on the device, or would. `lacking_bytes`: what a layout holds too much that fits because each
-    block does something else with its activations (`plan/activations.py`), which costs `spared_seconds` at least; else 0."""
+    block does something else with its activations (`plan/moves/activations.py`), which costs `spared_seconds` at least; else 0."""
 
     outermost: Outermost
     states_away: bool

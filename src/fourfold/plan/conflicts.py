@@ -6,7 +6,6 @@ from dataclasses import replace
 from fourfold.layout.mesh import ORDERS
 from fourfold.plan.bound import Bounder
 from fourfold.plan.constraints import KEYS, POLICIES, Limit, Value
-from fourfold.plan.fewest import fits_at_all
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
 from fourfold.program.schedule import BUILT_IN
@@ -21,6 +20,21 @@ def has_layouts(request: Request) -> bool:
     """Whether any layout keeps to the constraints, whatever it holds."""
     bounder = Bounder(request)
     return any(bounder.arrangements(shape) is not None for shape in block_shapes(request))
+
+
+def fits_at_all(request: Request) -> bool:
+    """Whether any layout's bound of memory fits, with its optimizer states wherever they may be."""
+    if request.states_may_leave:
+        request = replace(request, offload_optimizer=True)
+    bounder = Bounder(request)
+    shapes = sorted(block_shapes(request), key=lambda s: (s.microbatch_sequences, s.recompute != "full", -s.tp))
+    for shape in shapes:
+        if shape.microbatch_sequences > shapes[0].microbatch_sequences:
+            return False
+        bounds = bounder.bounds(shape)
+        if bounds is not None and (bounds.memory_bytes <= request.memory_bytes).any():
+            return True
+    return False
 
 
 def contradiction(request: Request) -> str | None:

@@ -143,3 +143,18 @@ def parse_value(key: str, text: str, where: str) -> int | str:
         )
     hint = did_you_mean(text, allowed, lambda near: f"{where}{key}={near}")
     raise UserError(f"{head}: {hint}allowed: {', '.join(allowed)}; a value that works: {where}{key}={allowed[0]}")
+
+
+def parse_fixed(text: str) -> dict[str, int | str]:
+    """`tp=16,pp=4` -> fields of a layout. Raises `UserError`."""
+    result: dict[str, int | str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in (*KEYS, "dp"):
+            raise UserError(
+                f"--explain {part.strip()!r}: not KEY=VALUE with a key of a layout; {did_you_mean(key, KEYS)}allowed keys: "
+                f"{', '.join(KEYS)}, dp; "
+                f"a value that works: --explain tp=8,pp=4"
+            )
+        result[key] = parse_value(key, value, "--explain ")
+    return result

@@ -4,20 +4,26 @@ largest model."""
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.hardware import Cluster
-from fourfold.plan.fewest import between, fits_at_all, sizes
+from fourfold.hardware import Cluster, resized
+from fourfold.plan.bounding import Progress
+from fourfold.plan.budget import BUDGET, SHARES
+from fourfold.plan.conflicts import fits_at_all
 from fourfold.plan.optimizer_costs import OptimizerCosts
 from fourfold.plan.pricing import Priced, candidate_spec
 from fourfold.plan.request import Request
-from fourfold.plan.search import Progress, search
+from fourfold.plan.search import search
 from fourfold.simulate.campaign import Assumptions, Campaign, campaign, checkpoint_seconds
 
 LONGEST = 2**24
 PARTS, MOST_TIMES = 8, 16
 """Models are tried in eighths of the width that was asked for, up to so many times it."""
+MOST_DEVICES = 2**20
+TORUS_HOST, FINEST = 4, 16
+"""Chips of a host; into how many steps the way from one doubled size to the next is divided at most."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ def longest(request: Request, budget: float, progress: Progress | None) -> Aim:
         longer = request.of_length(length, sequences)
         if not fits_at_all(longer):
             break
-        found = search(longer, budget / 8, keep=1, progress=progress)
+        found = search(longer, SHARES.size * budget, keep=1, progress=progress)
         if not found.best:
             break
         aim.request = longer
@@ -163,7 +169,7 @@ def largest(request: Request, budget: float, progress: Progress | None) -> Aim:
     requests = [replace(request, model=model) for model in sizes]
     fitting = bisect_left(requests, True, key=lambda each: not fits_at_all(each))
     for each in reversed(requests[:fitting]):  # bounds are a little below what is held
-        found = search(each, budget / 8, keep=1, progress=progress)
+        found = search(each, SHARES.size * budget, keep=1, progress=progress)
         if found.best:
             model = each.model
             billions = sum(OptimizerCosts(each).parameters) / 1e9
@@ -208,10 +214,45 @@ def _fastest(
     smaller = request.on(cluster)
     if not fits_at_all(smaller):
         return None
-    found = search(smaller, budget / 8, keep=1, progress=progress)
+    found = search(smaller, SHARES.size * budget, keep=1, progress=progress)
     return (smaller, found.best[0]) if found.best else None
 
 
 def _sizes(request: Request) -> list[Cluster]:
     smaller = [cluster for cluster in sizes(request.cluster, request.devices) if cluster.devices < request.devices]
     return [*smaller, request.cluster]
+
+
+def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
+    """The cluster with parts of a node, then 1, 2, 4, ... nodes, as far as its file allows."""
+    node = cluster.all_levels[0].devices
+    devices = 1
+    while devices <= largest:
+        if devices >= node or node % devices == 0:
+            with suppress(UserError):
+                yield resized(cluster, devices)
+        devices = node if devices < node < 2 * devices else 2 * devices
+
+
+def between(cluster: Cluster, low: int, high: int) -> list[Cluster]:
+    """The cluster with numbers of devices between two, fifteen at most: whole nodes, parts of them that can be, hosts of a
+    torus."""
+    level = cluster.all_levels[0]
+    unit = level.part_multiple or (min(TORUS_HOST, level.devices) if level.kind == "torus" else level.devices)
+    step = max(1, -(-(high - low) // (FINEST * unit))) * unit
+    found = []
+    for devices in range(low - low % unit + step, high, step):
+        with suppress(UserError):
+            found.append(resized(cluster, devices))
+    return found
+
+
+def enough_devices(request: Request, budget: float = SHARES.enough * BUDGET) -> Cluster | None:
+    """The smallest of the cluster's larger sizes on which a layout was simulated that fits; None if none was. `budget`: of the
+    search on each size."""
+    for cluster in sizes(request.cluster):
+        if cluster.devices > request.devices:
+            larger = request.on(cluster)
+            if fits_at_all(larger) and search(larger, budget, keep=1).best:
+                return cluster
+    return None

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from fourfold.model.newton_schulz import recorded
 from fourfold.model.spec import ParameterSpec, UnitSpec, build_segments
-from fourfold.plan.arrangements import Arrangements, Column
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
+from fourfold.plan.space import Arrangements, Column
 from fourfold.simulate.durations import Durations
 
 

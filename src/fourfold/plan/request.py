@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
@@ -33,6 +34,8 @@ BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
 LIKELY, SAFE = 0.25, 0.05
 """Probability of running out of memory up to which a layout is likely to fit, and to which it is safe."""
+NEAR = 0.07
+"""How far a batch stated in tokens may be moved to a rounder number of sequences."""
 
 
 @dataclass(frozen=True)
@@ -267,3 +270,30 @@ def _run(
         "data": {"document_mask": document_mask} | ({"document_tokens": document_tokens} if document_tokens else {}),
     }
     return parse_run(table, source="plan").model_copy(update={"layout": layout, "precision": precision})
+
+
+def batch_sequences(tokens: float, sequence_length: int, devices: int = 1) -> int:
+    """A batch of about so many tokens: the number of sequences within 7 % of it that has the most factors of two, the nearest of
+    those; or of two and of the devices' odd part, where more devices divide that. `16M` of 8,192 are 1,953 sequences; 2,048 is
+    what is meant, 1,920 on 60 devices. A multiple of 8 is left as it is. Raises `UserError`."""
+    exact = tokens / sequence_length
+    if exact < 1:
+        raise UserError(
+            f"--batch-tokens {tokens:g}: less than one sequence of {sequence_length}; a value that works: "
+            f"--batch-tokens {sequence_length}"
+        )
+    if exact == int(exact) and int(exact) % 8 == 0:
+        return int(exact)
+    found = _rounded(exact, 1) or max(1, round(exact))
+    among = _rounded(exact, devices // (devices & -devices))
+    return among if among is not None and gcd(among, devices) > gcd(found, devices) else found
+
+
+def _rounded(exact: float, odd: int) -> int | None:
+    """The multiple of `odd` near enough that has the most factors of two."""
+    for power in range(int(exact).bit_length(), -1, -1):
+        step = 2**power * odd
+        nearest = max(step, round(exact / step) * step)
+        if abs(nearest - exact) <= NEAR * exact:
+            return nearest
+    return None

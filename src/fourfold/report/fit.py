@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 from fourfold.cost.prices import Prices
 from fourfold.evidence.out_of_memory import out_of_memory
 from fourfold.plan.outlook import NEAR_LIMIT
+from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import LIKELY
-from fourfold.plan.result import Plan
 from fourfold.simulate.summary import MEMORY_SHARE, StepSummary
 
 Word = Literal["sure", "likely", "perhaps", "unlikely", "no"]

@@ -1,8 +1,8 @@
 """How sure a plan's best layout is: its memory, how far it is from what was measured, and why a faster one is behind it."""
 
 from fourfold.plan.outlook import FAR, features
+from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
-from fourfold.plan.result import Plan
 from fourfold.report.fit import fit_of_priced
 from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.units import format_bytes

@@ -3,10 +3,9 @@
 from typing import Any
 
 from fourfold.hardware import cluster_names, load_cluster
-from fourfold.plan.explain import Explanation
+from fourfold.plan.planner import Explanation, Plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.plan.result import Plan
 from fourfold.report.fit import fit_of_priced
 from fourfold.report.format_advice import advice_document, advice_lines
 from fourfold.report.format_interval import interval_lines, interval_of

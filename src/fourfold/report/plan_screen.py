@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from math import isfinite
 
+from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.plan.result import Plan
 from fourfold.report.fit import fit_of_priced
 from fourfold.report.format_campaign import duration
 from fourfold.report.format_outlook import format_behind, outlook_lines

@@ -1,10 +1,17 @@
-"""The ranking: layouts in the order of what is known of their scores, each sharpened only as far as it must be.
+"""The queue: layouts in the order of what is known of their scores, each sharpened only as far as it must be.
 
-Always that layout is looked at which looks fastest: by its bound; by the same times what the timeline of the same pipeline was over
-its bound for another shape; by its own timeline; by the same times what simulations of its like were over theirs at least, or,
-before there are any, most of what those of others that resemble them were; by the simulation of its program. A layout that is
-simulated and still looks fastest is the next best. Each order of the axes is a layout of its own from the first timeline on: bounds
-hold for all.
+Always that layout is looked at which looks fastest. The levels of what is known, each sharper than the one before:
+
+    BOUND      the bound of its time
+    LIKE       the same times what the timeline of the same pipeline was over its bound for another shape
+    TIMELINE   its own timeline
+    OF_OTHERS  the same and most of what simulations of layouts that resemble it added at least, before there are any of its like
+    CORRECTED  its timeline times what simulations of its like were over theirs at least
+    HELD       that its end ranks, usually the fullest, hold no more than they may
+    SIMULATED  the simulation of its program
+
+A layout that is simulated and still looks fastest is the next best. Each order of the axes is a layout of its own from LIKE on:
+bounds hold for all.
 """
 
 import math
@@ -18,12 +25,11 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
-from fourfold.plan.activations import mixed
 from fourfold.plan.bound import Parts
-from fourfold.plan.bounding import Progress
+from fourfold.plan.bounding import Counts, Pool, Progress
 from fourfold.plan.candidate import Candidate
+from fourfold.plan.moves.activations import mixed
 from fourfold.plan.outlook import WORTH
-from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 
@@ -38,7 +44,7 @@ wait, too."""
 UNSURE = 1.02
 """How many times the best score a layout's may seem to be that is still looked at, because it only seems so."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, HELD, SIMULATED = range(7)
-"""How sharp the score of a layout is."""
+"""How sharp what is known of a layout is."""
 
 
 class Entry(NamedTuple):
@@ -109,7 +115,7 @@ def other_orders(request: Request, candidate: Candidate) -> Iterator[Outermost]:
             yield outermost
 
 
-class LayoutRanking:
+class LayoutQueue:
     """Layouts of a pool. `known`: those that were simulated before, and fit. `least`: the least memory that one was simulated to
     hold that does not fit. `refusal`: why the last layout that cannot be cannot."""
 

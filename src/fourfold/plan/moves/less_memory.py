@@ -1,8 +1,9 @@
-"""Low-memory alternative: a layout with clearly less memory than the fastest, for those who want headroom more than speed."""
+"""Layouts that hold less: for those who want headroom more than speed, and where none of the fastest fits."""
 
 import math
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -10,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.config import UserError
-from fourfold.plan.bound import Bounds, Parts
+from fourfold.plan.bound import Bounds, Parts, may_mix
+from fourfold.plan.budget import SHARES
 from fourfold.plan.candidate import Candidate
+from fourfold.plan.moves.activations import mixed
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
@@ -24,6 +27,8 @@ TRIES = 4
 """Layouts that are simulated at most."""
 CLEARLY = 0.75
 """Memory limit of the low-memory alternative, as a share of the best layout's peak."""
+LEAST = 24
+"""Layouts of least memory that are simulated where none of the fastest fits."""
 
 
 class Small(NamedTuple):
@@ -92,3 +97,30 @@ class LowMemory:
                 seconds = parts.around(pricer.timeline(candidate, parts.compute))
                 heappush(queue, (seconds, place, True))
         return None
+
+
+def holding(pricer: Pricer, first: Priced, most: float, others: LowMemory) -> Priced | None:
+    """The better of two that hold no more than so many bytes: the first layout with other ways of its blocks with their
+    activations, and the fastest of others."""
+    work = pricer.budget.part(SHARES.less_memory)
+    tighter = pricer.within(replace(pricer.request, memory_bytes=int(most)), work)
+    other = others.fastest(pricer.within(pricer.request, work), most)
+    own = mixed(tighter, first.candidate) if may_mix(pricer.request) and not work.is_spent else None
+    return min(filter(None, (own, other)), key=lambda each: each.score, default=None)
+
+
+def of_least_memory(
+    pricer: Pricer, least: Iterable[tuple[float, Candidate]]
+) -> tuple[list[Priced], list[tuple[Candidate, float]]]:
+    """The first layout that fits, in the order of their bounds of memory, and all that were simulated, with what they hold.
+    `least`: those bounds, with their layouts."""
+    tried: list[tuple[Candidate, float]] = []
+    for _, candidate in sorted(least, key=lambda each: (each[0], each[1].words())):
+        if len(tried) == LEAST or pricer.budget.is_spent:
+            break
+        priced = pricer.price(candidate)
+        if isinstance(priced, Priced):
+            tried.append((candidate, float(priced.memory_bytes)))
+            if priced.memory_bytes <= pricer.request.memory_bytes:
+                return [priced], tried
+    return [], tried

@@ -7,6 +7,7 @@ what would no longer be legal to the nearest that is (virtual stages, experts' t
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors, spreads_experts
@@ -21,11 +22,15 @@ DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 """The keys whose product is the number of devices."""
 FACTORS = (2, 3, 5, 7)
 """By what a degree is divided or multiplied."""
+Changes = Iterator[dict[str, Any]]
+"""Fields with other values."""
 
 
 def neighbours(request: Request, layout: Candidate) -> list[Candidate]:
     """The legal layouts one change away that keep to the request's constraints, each once. Whether they fit is not looked at."""
-    found = dict.fromkeys(each for change in _changes(request, layout) for each in _settled(request, layout, change))
+    found = dict.fromkeys(
+        each for of in CHANGES for change in of(request, layout) for each in _settled(request, layout, change)
+    )
     found.pop(layout, None)
     return [each for each in found if is_legal(request, each)]
 
@@ -47,45 +52,60 @@ def is_legal(request: Request, layout: Candidate) -> bool:
     return splits and request.permits(layout)
 
 
-def _changes(request: Request, layout: Candidate) -> Iterator[dict[str, Any]]:
-    """Fields with other values."""
-    for factor in FACTORS:
-        for less in DEGREES:
-            if getattr(layout, less) % factor == 0:
-                for more in DEGREES:
-                    if more != less:
-                        yield {less: getattr(layout, less) // factor, more: getattr(layout, more) * factor}
+def _degrees(request: Request, layout: Candidate) -> Changes:
+    """A degree divided, another multiplied."""
+    for factor, less, more in product(FACTORS, DEGREES, DEGREES):
+        if getattr(layout, less) % factor == 0 and more != less:
+            yield {less: getattr(layout, less) // factor, more: getattr(layout, more) * factor}
+
+
+def _sizes(request: Request, layout: Candidate) -> Changes:
+    """A smaller or larger microbatch; fewer or more ranks that share the experts."""
     for key in ("microbatch_sequences", "ep") if request.model.num_experts else ("microbatch_sequences",):
         value = getattr(layout, key)
         yield from ({key: value // factor} for factor in FACTORS if value % factor == 0)
         yield from ({key: value * factor} for factor in FACTORS)
-    for factor in FACTORS:  # as many tokens of a microbatch on every rank
-        for less in ("tp", "cp"):
-            if getattr(layout, less) % factor == 0 and layout.microbatch_sequences % factor == 0:
-                same = {
-                    less: getattr(layout, less) // factor,
-                    "microbatch_sequences": layout.microbatch_sequences // factor,
-                }
-                yield from (same | {more: getattr(layout, more) * factor} for more in ("dp_shard", "dp_replicate"))
+
+
+def _same_tokens(request: Request, layout: Candidate) -> Changes:
+    """More data-parallel ranks, with as many tokens of a microbatch on every rank."""
+    for factor, less in product(FACTORS, ("tp", "cp")):
+        if getattr(layout, less) % factor == 0 and layout.microbatch_sequences % factor == 0:
+            same = {
+                less: getattr(layout, less) // factor,
+                "microbatch_sequences": layout.microbatch_sequences // factor,
+            }
+            yield from (same | {more: getattr(layout, more) * factor} for more in ("dp_shard", "dp_replicate"))
+
+
+def _experts_split(request: Request, layout: Candidate) -> Changes:
+    """Experts whole, or split like the rest."""
     if request.model.num_experts:
         yield {"etp": 1 if layout.etp > 1 else layout.tp}
+
+
+def _zero(request: Request, layout: Candidate) -> Changes:
+    """Another ZeRO stage."""
     yield from ({"zero": zero} for zero in range(4))
+
+
+def _axes(request: Request, layout: Candidate) -> Changes:
+    """Another order of the mesh's axes, with replicas or without."""
     for outermost in ORDERS:
         yield {"outermost": outermost}
         yield {"outermost": outermost, "dp_replicate": 1, "dp_shard": layout.dp}
+
+
+def _context(request: Request, layout: Candidate) -> Changes:
+    """Another method of context parallelism."""
     yield from ({"cp_method": method} for method in context_methods(request, layout.tp, layout.cp))
-    if layout.pp > 1:
-        yield from _schedules(request, layout)
-    yield from _activations(request, layout)
-    if request.offload_optimizer is None and request.can_offload:
-        yield {"offload_optimizer": not layout.offload_optimizer}
-    if request.overlap_experts is None and request.software.name == OWN_SOFTWARE:
-        yield {"overlap_experts": not layout.overlap_experts}
 
 
-def _schedules(request: Request, layout: Candidate) -> Iterator[dict[str, Any]]:
+def _schedules(request: Request, layout: Candidate) -> Changes:
     """Another schedule, with as many stages a rank as it can; and the same with one more or fewer, half or twice as many, or as
     many as blocks divide into."""
+    if layout.pp == 1:
+        return
     for schedule in SEARCHED:
         yield {"schedule": schedule.name}
         yield {"schedule": schedule.name, "virtual_stages": schedule.min_virtual_stages}
@@ -106,7 +126,7 @@ def _takes(request: Request, schedule: str, pp: int, stages: int) -> bool:
     return record.min_virtual_stages <= stages <= most_stages(request, record, pp)
 
 
-def _activations(request: Request, layout: Candidate) -> Iterator[dict[str, Any]]:
+def _activations(request: Request, layout: Candidate) -> Changes:
     """Other policies for all blocks; of the first blocks alone, half or twice as many; and what is offloaded kept instead."""
     policies = RECOMPUTE if request.model.block is None else ("none", "full")
     yield from ({"recompute": policy, "activations": ()} for policy in policies)
@@ -117,6 +137,34 @@ def _activations(request: Request, layout: Candidate) -> Iterator[dict[str, Any]
     for other in {number // 2, number - 1, number + 1, 2 * number}:
         if 1 <= other < most:
             yield {"recompute": f"{policy}:{other}"}
+
+
+def _states(request: Request, layout: Candidate) -> Changes:
+    """Optimizer states in the host's memory, or on the device."""
+    if request.offload_optimizer is None and request.can_offload:
+        yield {"offload_optimizer": not layout.offload_optimizer}
+
+
+def _overlap(request: Request, layout: Candidate) -> Changes:
+    """All-to-alls of experts behind another microbatch, or not."""
+    if request.overlap_experts is None and request.software.name == OWN_SOFTWARE:
+        yield {"overlap_experts": not layout.overlap_experts}
+
+
+CHANGES = (
+    _degrees,
+    _sizes,
+    _same_tokens,
+    _experts_split,
+    _zero,
+    _axes,
+    _context,
+    _schedules,
+    _activations,
+    _states,
+    _overlap,
+)
+"""The changes that are tried, each a function from a layout to fields with other values."""
 
 
 def _settled(request: Request, layout: Candidate, change: Mapping[str, Any]) -> Iterator[Candidate]:

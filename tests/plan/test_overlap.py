@@ -9,7 +9,7 @@ from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.overlapped import overlapped
+from fourfold.plan.moves.overlap import overlapped
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from fourfold.plan.cheapest import Option, Options, cheapest
+from fourfold.plan.moves.knapsack import Option, Options, cheapest
 
 
 def _blocks(seed: int, most: int) -> tuple[list[Options], float]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fourfold.config import UserError
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 
@@ -17,32 +18,21 @@ TRIED = 3
 
 def overlapped(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
     """The best layouts with expert parallelism and more than one microbatch, with overlap, that fit, and that are faster
-    so or asked for."""
-    request = pricer.request
-    if request.software.name != OWN_SOFTWARE or request.overlap_experts is False:
-        return []
-    found = []
-    several = [p for p in sorted(best, key=lambda p: p.score) if p.candidate.ep > 1 and _microbatches(pricer, p) > 1]
-    for each in several[:TRIED]:
+    so or asked for. Raises `UserError` where it is asked for and there are none."""
+    request, found = pricer.request, list[Priced]()
+    runs = request.software.name == OWN_SOFTWARE and request.overlap_experts is not False
+
+    def can(layout: Candidate) -> bool:
+        return layout.ep > 1 and request.global_sequences // (layout.dp * layout.microbatch_sequences) > 1
+
+    able = sorted((each for each in best if runs and can(each.candidate)), key=lambda each: each.score)
+    for each in able[:TRIED]:
         priced = pricer.fitting(replace(each.candidate, overlap_experts=True), request.memory_bytes)
         if priced is not None and (request.overlap_experts or priced.score < each.score):
             found.append(priced)
-    return found
-
-
-def with_overlap(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
-    """The best layouts and those with overlap; these alone where they are asked for. Raises `UserError` where there are none."""
-    found = overlapped(pricer, best)
-    if not pricer.request.overlap_experts:
-        return [*best, *found]
-    if not found:
+    if request.overlap_experts and not found:
         raise UserError(
             "layout.overlap_experts=true: none of the best layouts runs so and fits; it takes layout.ep above 1 and at least two "
             "microbatches a rank; what works: leave it out, or state layout.ep=2,4,8 beside it"
         )
     return found
-
-
-def _microbatches(pricer: Pricer, priced: Priced) -> int:
-    layout = priced.candidate
-    return pricer.request.global_sequences // (layout.dp * layout.microbatch_sequences)

@@ -1,7 +1,7 @@
 """The climb: from layouts that were simulated to neighbours that are better, until none is.
 
 The search orders whole layouts by bounds, and so many keys at once that it sees few values of each. The climb changes one
-(`plan/neighbours.py`). Neighbours are ordered by what bounds and timelines say of them; those alone are simulated that could be
+(`moves/neighbours.py`). Neighbours are ordered by what bounds and timelines say of them; those alone are simulated that could be
 better.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from fourfold.config import UserError
-from fourfold.plan.activations import mixed
 from fourfold.plan.bound import may_mix
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.neighbours import neighbours
+from fourfold.plan.moves.activations import mixed
+from fourfold.plan.moves.neighbours import neighbours
 from fourfold.plan.outlook import WORTH
 from fourfold.plan.pricing import Priced, Pricer, computation
 

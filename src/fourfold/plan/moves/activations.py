@@ -4,7 +4,11 @@ memory limit.
 A pipeline rank that has too much chooses for its blocks what costs the fewest seconds for the bytes that it lacks. Seconds are
 those of the forward that runs again, or of copies that computation does not hide; bytes are those by which the programs' peaks
 differ. The programs then say whether it fits; what they lack is asked for again. The states of all ranks stay or leave, whichever
-costs less with its best choice for the blocks. Only fourfold's own software offloads.
+costs less with its best choice for the blocks: their copies run around the update alone, behind the last computation, so that they
+never share the link with those of activations. Only fourfold's own software offloads.
+
+Where another trainer is to run the layout, the first blocks alone recompute. The first stages hold the most microbatches, so that
+this is what a 1F1B pipeline needs least of.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +18,15 @@ from typing import NamedTuple
 from fourfold.cost.prices import Prices
 from fourfold.model.spec import Segment
 from fourfold.plan.candidate import Candidate, policy_and_offload
-from fourfold.plan.cheapest import Option, cheapest
-from fourfold.plan.optimizer_offload import freed_and_seconds
-from fourfold.plan.partial_recompute import made_to_fit
+from fourfold.plan.moves.knapsack import Option, cheapest
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.program.footprints import Footprints
+from fourfold.program.offload import state_buffers
+from fourfold.program.sizes import buffer_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import stage_map
-from fourfold.program.view import rank_views
+from fourfold.program.view import RankView, rank_views
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.step import Simulation
@@ -48,6 +52,25 @@ WORTH = 0.001
 """Share of a step that cheaper ways have to gain for their programs to be asked whether they fit."""
 MARGIN = 1.02
 """Times the bytes that were lacking are asked for again."""
+HALVINGS = 4
+"""Programs a layout: N is found to within a sixteenth of the blocks."""
+
+
+def freed_and_seconds(view: RankView, prices: Prices) -> tuple[int, float]:
+    """Bytes of optimizer states that a pipeline rank's devices no longer hold while they compute, and the seconds by which its step
+    gets longer.
+
+    A unit is updated when its states are there and those of the unit before are gone; those of the next unit start then
+    (`program/offload.py`)."""
+    spec, flats = view.spec, view.flats
+    sizes = [sum(buffer_bytes(view, each) for each in state_buffers(view, unit)) for unit in flats]
+    copies = [prices.host_copy(size) for size in sizes]
+    updates = [prices.memory(spec.update_bytes(flat.shard_numel, flat.matrix_numel)) for flat in flats.values()]
+    gone, there = 0.0, copies[0]
+    for update, copy, following in zip(updates, copies, [*copies[1:], 0.0], strict=True):
+        starts = max(gone, there)
+        there, gone = starts + following, starts + update + copy
+    return sum(sizes), gone - sum(updates)
 
 
 class _Start(NamedTuple):
@@ -337,3 +360,32 @@ def states_per_gigabyte(simulation: Simulation) -> float | None:
         return None
     freed, seconds = freed_and_seconds(view, simulation.prices)
     return 1e9 * seconds / freed if freed else None
+
+
+def made_to_fit(pricer: Pricer, too_large: Candidate) -> Priced | None:
+    """A layout that does not fit without recomputation, with as little of it as makes it fit; None where none does."""
+    for policy in ("selective", "full"):
+        every = replace(too_large, recompute=policy)
+        if pricer.request.permits(every) and pricer.fits(every):
+            found = fewest_recomputed(pricer, every) or pricer.price(every)
+            return found if isinstance(found, Priced) else None
+    return None
+
+
+def fewest_recomputed(pricer: Pricer, candidate: Candidate) -> Priced | None:
+    """With as few blocks recomputed as were seen to fit; None where that is all of them, or none are recomputed."""
+    policy, fewest, most = candidate.recompute, 0, pricer.request.model.num_layers
+    if policy not in ("selective", "full") or not pricer.request.permits(replace(candidate, recompute=f"{policy}:1")):
+        return None
+    best = candidate
+    for _ in range(HALVINGS):
+        count = (fewest + most) // 2
+        if count in (fewest, most):
+            break
+        fewer = replace(candidate, recompute=f"{policy}:{count}")
+        if pricer.fits(fewer):
+            best, most = fewer, count
+        else:
+            fewest = count
+    priced = pricer.price(best) if best != candidate else None
+    return priced if isinstance(priced, Priced) else None
