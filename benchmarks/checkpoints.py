@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore
 
-from fourfold.checkpoint.digests import default_hash
+from fourfold.checkpoint.file_bytes import default_hash
 from fourfold.config import RunConfig, parse_run
 from fourfold.launch.resolve import resolve_run
 from fourfold.program import RankView, rank_view

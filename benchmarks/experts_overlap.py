@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fourfold.cost.calibrated import CalibratedPrices
+from fourfold.cost.calibration import CalibratedPrices
 from fourfold.hardware import load_cluster
 from fourfold.model.work import sent_bytes
 from fourfold.program import lower_step
@@ -33,7 +33,7 @@ from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import share_parameters
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import simulate
-from fourfold.simulate.traffic import EXPOSED, traffic
+from fourfold.simulate.summary import EXPOSED, traffic
 from tests.support.parity_ranks import initialized_units, prepare_rank
 from tests.support.parity_runs import RankData, global_batch, run_table
 from tests.support.ranks import run_on_ranks

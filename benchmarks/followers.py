@@ -25,7 +25,7 @@ from fourfold.config.errors import raise_file_limit
 from fourfold.launch.kept_files import KeptFiles
 from fourfold.launch.processes import LocalRanks
 from fourfold.launch.run_folder import RunFolder
-from fourfold.rendezvous.frames import FROM_CLIENT, HEAD_BYTES, FrameCodec, challenge, proof
+from fourfold.rendezvous.connection import FROM_CLIENT, HEAD_BYTES, FrameCodec, challenge, proof
 from fourfold.rendezvous.server import StoreServer
 from fourfold.runtime.progress import TRAINING, Position
 from fourfold.supervise.fleet import Fleet

@@ -21,6 +21,7 @@ FAMILIES = "huggingface/families/"
 SHORT = {
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
+    "report/timeline_trace.py": "the trace of a schedule alone, of which no program is simulated",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "cli/outcome.py": "the end of a run, which both ways to start its ranks print",
     "api/software.py": "options of software, for every command that prices",
@@ -31,8 +32,6 @@ SHORT = {
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
     "cost/masks.py": "one formula, which prices and the reader of published rows share",
-    "data/look_ahead.py": "what multi-token prediction reads, and nothing else does",
-    "data/unigram.py": "the loss of a model of its own",
     "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",
     "explore/warm.py": "what the process that answers are forks of imports last, by its name alone",
     "kernels/triton_rows.py": "what the Triton kernels of four kinds share; Triton may be missing",

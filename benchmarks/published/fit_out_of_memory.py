@@ -24,9 +24,8 @@ from fit_intervals import HEAD, PRICED_AS_OWN, TABLE, weighed
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
 from fourfold.evidence.out_of_memory import OutOfMemory
-from fourfold.simulate.prediction import predict_step
+from fourfold.simulate.prediction import check_size, predict_step
 from fourfold.simulate.run_prices import OWN_SOFTWARE
-from fourfold.simulate.whole import check_size
 from fourfold.validate import case_prices, case_spec
 from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle

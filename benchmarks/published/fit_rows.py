@@ -17,9 +17,8 @@ from fit_table import NAMES, Constants, Numbers, Table, constants_of, scaled
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.program import Program, StepSpec, lower_pipeline
-from fourfold.simulate.prediction import steady_microbatches
+from fourfold.simulate.prediction import check_size, steady_microbatches
 from fourfold.simulate.step import simulate
-from fourfold.simulate.whole import check_size
 from fourfold.validate import Case, case_prices, case_spec, host_update_seconds
 from settle import settle
 

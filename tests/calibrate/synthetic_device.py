@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from fourfold.calibrate.device import PROCESSOR, Shapes
 from fourfold.calibrate.device_fit import FittedRun
 from fourfold.calibrate.findings import MATMULS, Sample
-from fourfold.calibrate.shapes import PROCESSOR, Shapes
 from fourfold.calibrate.steps import table_spec
 from fourfold.config import parse_run
 from fourfold.cost.phase import phase_cost

@@ -14,9 +14,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program import StepSpec, resolve_step
-from fourfold.simulate.engine import simulate_times
+from fourfold.simulate.engine import shared_times, simulate_times
 from fourfold.simulate.run_prices import prices_for
-from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.state import SimulationState
 from fourfold.simulate.step import simulate
 from tests.calibrate.machine_table import cluster

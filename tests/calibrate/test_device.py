@@ -13,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 from fourfold.calibrate import device as measuring
 from fourfold.calibrate.budget import WEIGHTS, Shares
 from fourfold.calibrate.clock import Meter
+from fourfold.calibrate.device import OPERATORS, PROCESSOR, on_device, recorded
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS
-from fourfold.calibrate.operators import OPERATORS, on_device, recorded
-from fourfold.calibrate.shapes import PROCESSOR
 from fourfold.model import torch_operations
 
 CUDA = torch.device("cuda")

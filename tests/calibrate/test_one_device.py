@@ -7,9 +7,9 @@ import pytest
 
 from fourfold.calibrate import one_device as measuring
 from fourfold.calibrate.budget import Shares
+from fourfold.calibrate.device import GPU
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, PASSES, DeviceMemory, Sample
 from fourfold.calibrate.fit import PHASES
-from fourfold.calibrate.shapes import GPU
 from fourfold.calibrate.steps import table_spec
 from fourfold.config import parse_run
 from fourfold.cost.phase import phase_cost

@@ -17,7 +17,7 @@ from fourfold.checkpoint import (
     save_checkpoint,
 )
 from fourfold.checkpoint.checked_file import CHUNKS, write_tensors
-from fourfold.checkpoint.digests import CHUNK_BYTES, CHUNK_HASHES
+from fourfold.checkpoint.file_bytes import CHUNK_BYTES, CHUNK_HASHES
 from fourfold.checkpoint.tensor_file import PIECE_BYTES
 from tests.checkpoint.ranks import MODEL, ROLES, Run, entries
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fourfold.checkpoint import WeightFolder, folders, weight_writer, write_huggingface
+from fourfold.checkpoint import WeightFolder, folders, huggingface, write_huggingface
 from fourfold.config import ModelConfig, RunFailure, UserError
 from fourfold.model.spec import build_segments
 from tests.checkpoint.ranks import MODEL, entries
@@ -189,7 +189,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(weight_writer if fails == "emit" else folders, fails, full)
+    monkeypatch.setattr(huggingface if fails == "emit" else folders, fails, full)
     with pytest.raises(
         RunFailure, match=r"out was not written: .*No space left on device.*needs .* kB, and .* free in"
     ):

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fourfold.checkpoint import WeightFolder
+from fourfold.checkpoint.huggingface import WeightFile, write_weights
 from fourfold.checkpoint.tensor_file import TensorEntry
-from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import ModelConfig, UserError
 from fourfold.huggingface.tensors import written_forms
 from fourfold.model.spec import build_segments

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fourfold.checkpoint import checked_file, file_bytes, is_first_of_stage, save_checkpoint
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
-from fourfold.checkpoint.digests import CHUNK_BYTES
+from fourfold.checkpoint.file_bytes import CHUNK_BYTES
 from fourfold.config import ModelConfig
 from tests.checkpoint.ranks import ROLES, Run, layout_of
 

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from fourfold.cli.app import run as run_command
-from fourfold.data import compression, formats
+from fourfold.data import formats, source
 from tests.cli.conftest import files_below
 
 DEEP = "[" * 5000 + "]" * 5000
@@ -105,8 +105,8 @@ def bomb(path: Path, megabytes: int) -> None:
 
 @pytest.mark.parametrize("name", ["x.txt.zst", "x.jsonl.zst", "x.txt.gz", "x.jsonl.gz"])
 def test_a_compressed_file_out_of_proportion(name: str, here: Path, fourfold, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "_FREE_BYTES", 1 << 20)
-    monkeypatch.setattr(compression, "_MAX_RATIO", 500)
+    monkeypatch.setattr(source, "_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(source, "_MAX_RATIO", 500)
     (here / "bombs").mkdir()
     bomb(here / "bombs" / name, 64)
     result = fourfold("data", "run.toml", "data.corpus=bombs")
@@ -131,7 +131,7 @@ def test_a_frame_that_grows_in_one_piece_is_given_out_in_small_ones(tmp_path: Pa
     """zstd may turn 4 bytes into 128 KiB: what comes out at once stays far below the document."""
     bomb(tmp_path / "x.zst", 512)
     with open(tmp_path / "x.zst", "rb") as stored:
-        frames = compression._frames(stored, lambda: zstandard.ZstdDecompressor().decompressobj(), b"")
+        frames = source._frames(stored, lambda: zstandard.ZstdDecompressor().decompressobj(), b"")
         assert max(map(len, frames)) <= 1 << 27
 
 

@@ -125,7 +125,7 @@ def test_a_trace_of_every_microbatch(fourfold, here) -> None:
 
 
 def test_a_trace_says_what_it_cuts(fourfold, here, monkeypatch) -> None:
-    monkeypatch.setattr("fourfold.simulate.whole.TRACE_INSTRUCTIONS", 1000)
+    monkeypatch.setattr("fourfold.simulate.prediction.TRACE_INSTRUCTIONS", 1000)
     result = fourfold("simulate", *SMALL, "batch.global_sequences=640", "--trace", "trace.json")
     events = json.loads((here / "trace.json").read_text())["traceEvents"]
     forwards = {e["name"] for e in events if e["name"].startswith("F b0 ")}

@@ -6,7 +6,7 @@ import pytest
 
 from fourfold.config import UserError, load_run
 from fourfold.data.corpus import list_sources
-from fourfold.data.tokenizer_spec import parse_tokenizer
+from fourfold.data.tokenizer_file import parse_tokenizer
 
 BATCH = "[batch]\nglobal_sequences = 8\nsequence_length = 64\n"
 

@@ -17,11 +17,10 @@ import zstandard
 
 from fourfold.config import UserError
 from fourfold.config.schema import DataSection
-from fourfold.data import json_values
-from fourfold.data.corpus import list_sources
+from fourfold.data import formats
+from fourfold.data.corpus import is_generated_table, list_sources
 from fourfold.data.formats import read_documents
 from fourfold.data.manifest import TextCorpus, scan_text
-from fourfold.data.stdlib import is_generated_table
 
 NOWHERE = Path("/nonexistent-cache")
 
@@ -106,7 +105,7 @@ JSON_LAYOUTS: dict[str, Callable[[list[dict[str, str]]], str]] = {
 def test_records_in_json_are_documents_in_every_layout(
     tmp_path: Path, layout: str, suffix: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(formats, "_CHUNK_BYTES", chunk)
     texts = [*TEXTS, 'brackets ]}[{ and \\ " quotes', "x" * 200]
     content = JSON_LAYOUTS[layout]([{"id": "7", "text": text} for text in texts]).encode()
     (tmp_path / f"a.json{suffix}").write_bytes(gzip.compress(content) if suffix else content)

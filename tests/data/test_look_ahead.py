@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fourfold.data.batches import IGNORED, Batch
-from fourfold.data.look_ahead import NO_TOKEN, look_ahead
+from fourfold.data.batches import IGNORED, NO_TOKEN, Batch, look_ahead
 
 TOKENS = np.array([[5, 6, 7, 0, 8, 9, 0, 3]])
 

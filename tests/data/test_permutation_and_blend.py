@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.data.blend import Blend, largest_remainder
-from fourfold.data.permutation import Permutation
-from fourfold.data.stream import TokenStream, all_tokens, complement
+from fourfold.data.batches import Blend, Permutation, largest_remainder
+from fourfold.data.indexed import TokenStream, all_tokens, complement
 
 
 @settings(max_examples=200, deadline=None)

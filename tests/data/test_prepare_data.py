@@ -19,13 +19,13 @@ import pytest
 
 from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
-from fourfold.data import atomic_folder, build, stdlib
+from fourfold.data import build, corpus
 from fourfold.data.batches import GlobalBatches
+from fourfold.data.build import train_bpe
 from fourfold.data.indexed import open_indexed, write_indexed
-from fourfold.data.prepare import prepare
+from fourfold.data.prepare import _lock, prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.data.tokenizer import ByteTokenizer
-from fourfold.data.train_tokenizer import train_bpe
 
 Prepare = Callable[..., PreparedData]
 
@@ -282,8 +282,8 @@ def test_a_blend_of_nothing_is_refused(prepared_with: Prepare) -> None:
 
 @pytest.mark.parametrize("below", ["asyncio", pytest.param("", marks=pytest.mark.rest)], ids=["a package", "all of it"])
 def test_stdlib_from_sources_to_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
-    root = stdlib.stdlib_root()
-    monkeypatch.setattr(stdlib, "stdlib_root", lambda: root / below)
+    root = corpus.stdlib_root()
+    monkeypatch.setattr(corpus, "stdlib_root", lambda: root / below)
     section = DataSection(tokenizer="bpe:512", directory=str(tmp_path))
     prepared = prepare(section, lambda line: None)
     assert prepared.vocab_size == 512
@@ -321,9 +321,9 @@ def test_where_a_file_cannot_be_locked_nobody_waits(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOLCK, "no locks available")
 
     with open(tmp_path / "lock", "w") as stream:
-        assert atomic_folder._lock(stream)
+        assert _lock(stream)
         monkeypatch.setattr(fcntl, "flock", refuse)
-        assert not atomic_folder._lock(stream)
+        assert not _lock(stream)
 
 
 def test_other_tokens_of_the_same_number_have_another_fingerprint(text_folder: Path, prepared_with: Prepare) -> None:

@@ -14,10 +14,8 @@ from fourfold.config import UserError, parse_run
 from fourfold.config.schema import DataSection
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import open_prepared
-from fourfold.data.special_tokens import end_of_text, frame
 from fourfold.data.tokenizer import load_tokenizer
-from fourfold.data.tokenizer_file import read_tokenizer_file
-from fourfold.data.tokenizer_spec import parse_tokenizer
+from fourfold.data.tokenizer_file import end_of_text, frame, parse_tokenizer, read_tokenizer_file
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.report.corpus import corpus_lines, corpus_summary
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
+from fourfold.data.build import train_bpe
 from fourfold.data.tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -21,8 +22,7 @@ from fourfold.data.tokenizer import (
     byte_characters,
     load_tokenizer,
 )
-from fourfold.data.tokenizer_spec import parse_tokenizer
-from fourfold.data.train_tokenizer import train_bpe
+from fourfold.data.tokenizer_file import parse_tokenizer
 
 TEXTS = Path(argparse.__file__).read_text(encoding="utf-8").split("\n\n")[:200]
 BPE = train_bpe(TEXTS, 500)
@@ -75,7 +75,7 @@ def test_byte_characters_are_those_of_the_library() -> None:
 def test_training_is_the_same_in_another_process_and_order(tmp_path: Path) -> None:
     BPE.save(tmp_path / "here.json")
     program = (
-        "import json, sys; from pathlib import Path; from fourfold.data.train_tokenizer import train_bpe\n"
+        "import json, sys; from pathlib import Path; from fourfold.data.build import train_bpe\n"
         "train_bpe(json.load(sys.stdin), 500).save(Path(sys.argv[1]))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "3"}

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
+from fourfold.data.manifest import SplitSurvey
 from fourfold.data.prepared import PreparedData
-from fourfold.data.split import SplitSurvey
 
 
 def divide(texts: list[str], every: int) -> tuple[list[str], list[str], str]:

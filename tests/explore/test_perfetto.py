@@ -9,9 +9,8 @@ import pytest
 
 from fourfold.explore.documents import encoded
 from fourfold.report.run_trace import MEASURED, write_run_trace
-from fourfold.simulate.flows import meetings, transfers
 from fourfold.simulate.step import Simulation, simulate
-from fourfold.simulate.trace import trace_events
+from fourfold.simulate.trace import meetings, trace_events, transfers
 from tests.explore.test_documents import SMALL, silent
 from tests.explore.test_strategy import saved
 from tests.report.test_comparison import CLUSTER, as_predicted, compare

@@ -10,7 +10,7 @@ from fourfold.config import ModelSection
 from fourfold.config.run_file import parse_run
 from fourfold.export import EXPORTS
 from fourfold.export.job import TrainerJob
-from fourfold.export.megatron_layout import stage_text
+from fourfold.export.megatron import stage_text
 from fourfold.export.script import flag_texts, number
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model

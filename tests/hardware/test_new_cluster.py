@@ -4,8 +4,17 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.hardware import parse_cluster, resized
-from fourfold.hardware.network import EFA, INFINIBAND, ROCE, TCP, TCPXO, Fabric, parse_link, parse_network
-from fourfold.hardware.new_cluster import new_cluster
+from fourfold.hardware.new_cluster import (
+    EFA,
+    INFINIBAND,
+    ROCE,
+    TCP,
+    TCPXO,
+    Fabric,
+    new_cluster,
+    parse_link,
+    parse_network,
+)
 
 
 @pytest.mark.parametrize(

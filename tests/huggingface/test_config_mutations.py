@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.huggingface import FAMILIES
-from fourfold.huggingface.other_keys import unread_keys
+from fourfold.huggingface.config_json import unread_keys
 from tests.support.config_mutations import Case, cases, exact_norms, judge, write_base
 from tests.support.config_values import BASES, LEFT_OUT
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.launch import machine
-from fourfold.launch.control_group import cpu_limit, memory_limit
+from fourfold.launch.machine import cpu_limit, memory_limit
 
 
 def process(tmp_path: Path, groups: str, mounts: list[tuple[str, str, str]]) -> Path:

@@ -7,7 +7,7 @@ import pytest
 
 from fourfold.config import RunConfig, parse_run
 from fourfold.config.optimizers import learning_rate
-from fourfold.launch.rates import phases_that_do_not_fit
+from fourfold.launch.warnings import phases_that_do_not_fit
 
 
 def run(steps: int, **optimizer) -> RunConfig:

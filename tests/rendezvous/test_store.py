@@ -13,10 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from fourfold.config import RunFailure
-from fourfold.rendezvous.frames import FROM_CLIENT, HEAD_BYTES, MAX_FRAME_BYTES, FrameCodec, new_secret, proof
-from fourfold.rendezvous.server import StoreServer
+from fourfold.rendezvous.connection import FROM_CLIENT, HEAD_BYTES, MAX_FRAME_BYTES, FrameCodec, new_secret, proof
+from fourfold.rendezvous.server import HELLO_SECONDS, StoreServer, Strangers, most_strangers
 from fourfold.rendezvous.store import SecretStore
-from fourfold.rendezvous.strangers import HELLO_SECONDS, Strangers, most_strangers
 
 SHORT = timedelta(seconds=0.2)
 
@@ -263,7 +262,7 @@ def test_the_line_is_a_part_of_what_may_be_open(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_stranger_that_says_nothing_is_closed(crowded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fourfold.rendezvous.strangers.HELLO_SECONDS", 0.0)
+    monkeypatch.setattr("fourfold.rendezvous.server.HELLO_SECONDS", 0.0)
     with stranger_of(crowded) as stranger:
         assert is_ended(stranger)
     assert HELLO_SECONDS <= 5

@@ -6,8 +6,15 @@ import random
 import pytest
 from scipy.optimize import minimize_scalar
 
-from fourfold.simulate.campaign import Assumptions, campaign
-from fourfold.simulate.failures import best_interval, daly_interval, efficiency, spares_for, young_interval
+from fourfold.simulate.campaign import (
+    Assumptions,
+    best_interval,
+    campaign,
+    daly_interval,
+    efficiency,
+    spares_for,
+    young_interval,
+)
 
 
 @pytest.mark.parametrize("checkpoint", [1.0, 30.0, 300.0, 1800.0])

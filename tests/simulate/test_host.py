@@ -98,7 +98,7 @@ def test_a_value_that_the_host_must_see_stops_it(monkeypatch: pytest.MonkeyPatch
         1.2 * found.durations.compute(waits[0]) / work_launches(waits[0].work)
     )  # more than the device takes to run them
     stopped = _simulated(spec, launch=launch).seconds
-    monkeypatch.setattr("fourfold.simulate.host.waits_of_host", lambda step, view: 0)
+    monkeypatch.setattr("fourfold.simulate.engine.waits_of_host", lambda step, view: 0)
     assert _simulated(spec, launch=launch).seconds < stopped
 
 

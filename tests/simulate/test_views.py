@@ -13,9 +13,8 @@ from fourfold.simulate.critical_path import critical_path
 from fourfold.simulate.memory import memory_along, memory_over_time
 from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.step import Simulation, simulate
-from fourfold.simulate.summary import StepSummary
+from fourfold.simulate.summary import BUSY, BYTES, EXPOSED, StepSummary, level_bytes, traffic
 from fourfold.simulate.trace import COMPUTE_TRACK, trace_events, write_trace
-from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic
 from tests.support.opcodes import COMPUTE_OPS
 from tests.support.programs import MIXTRAL, make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, real_prices

@@ -3,7 +3,7 @@
 import random
 
 from fourfold.config.schema import FaultsSection
-from fourfold.supervise.budget import RestartBudget
+from fourfold.supervise.judge import RestartBudget
 
 
 def test_a_fault_at_one_step_stops_after_three_attempts_with_the_first_cause() -> None:

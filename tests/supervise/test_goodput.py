@@ -3,7 +3,7 @@
 import pytest
 
 from fourfold.report.format_goodput import goodput_lines
-from fourfold.simulate.failures import efficiency, young_interval
+from fourfold.simulate.campaign import efficiency, young_interval
 from fourfold.supervise.goodput import goodput
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from fourfold.checkpoint.digests import CHUNK_BYTES
+from fourfold.checkpoint.file_bytes import CHUNK_BYTES
 from fourfold.runtime.memory_file import MemoryFile
 from tests.support.supervised import Supervised, free_port, left_by, on_machines, read_lines, write_run
 from tests.support.waiting import until

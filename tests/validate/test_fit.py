@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import UserError
-from fourfold.cost.fitted import fitted
-from fourfold.cost.software_file import read_software, write_software
+from fourfold.cost.fitted import fitted, read_software, write_software
 from fourfold.validate import Case, MeasuredStep, predict_case, read_cases
 from fourfold.validate.fit import FREE, fit_software
 

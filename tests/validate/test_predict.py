@@ -12,7 +12,7 @@ from fourfold.program.view import rank_views
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import prices_for
 from fourfold.validate import Case, MeasuredStep, Software, checked_prediction, predict_case, read_cases
-from fourfold.validate.predict import host_update_seconds
+from fourfold.validate.outcome import host_update_seconds
 from tests.support.programs import make_spec
 
 CASES = {case.name: case for case in read_cases(Path(__file__).parent / "cases.toml")}

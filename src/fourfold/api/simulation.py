@@ -39,7 +39,7 @@ from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumpti
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.checks import CheckPrice, check_prices
 from fourfold.simulate.paused_garbage_collection import without_collection
-from fourfold.simulate.prediction import predict_step
+from fourfold.simulate.prediction import check_layers, check_size, predict_step, step_for_trace
 from fourfold.simulate.published import PublishedStep, published_step
 from fourfold.simulate.run_prices import (
     SoftwareOverrides,
@@ -52,7 +52,6 @@ from fourfold.simulate.run_prices import (
 )
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
-from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,25 +1,40 @@
-"""Measurements that a rank makes of its device: kernels by shape, peaks, memory, launches, copies from the host."""
+"""Measurements that a rank makes of its device: kernels by shape, memory-bound operators of the runtime, peaks, memory, launches,
+copies from the host.
+
+Shapes are large, skinny and small ones, of a size that suits a GPU or a processor. Operators run on tensors and are recorded: their
+time, and what they read and write."""
 
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count, product, takewhile
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from fourfold.calibrate.clock import Meter, numbers, own_time, synchronize
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, DeviceMemory, Sample
 from fourfold.calibrate.kernels import accumulated_rate, attention_rates, plain_rate, weight_pool
-from fourfold.calibrate.operators import OPERATORS, back_ends, on_device, recorded
-from fourfold.calibrate.shapes import shapes_of
 from fourfold.config.errors import RunFailure
+from fourfold.kernels import norm, pointwise
+from fourfold.kernels.backend import triton_refuses
 from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.model import torch_operations
+from fourfold.model.feed_forward import swiglu
+from fourfold.model.norm import rms_norm, rms_norm_backward
+from fourfold.model.operations import Array, Operations, with_operations
+from fourfold.model.recorder.operations import RecorderOperations
+from fourfold.model.recorder.recording import Recording
+from fourfold.model.rope import rotate_
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.work import Elementwise, Gemm, Work
+from fourfold.model.weights import Weight
+from fourfold.model.work import Attention, Elementwise, Gemm, Work
 
+Make = Callable[..., Array]
+"""Makes an input of a shape."""
+Operator = Callable[[Operations, Make, int, int], Callable[[], object]]
+"""Operator on [tokens, hidden]: makes its inputs, and gives the function to call."""
 FORMATS = {"cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"), "cpu": ("fp32", "fp64", "bf16")}
 """Formats whose peak is looked for."""
 TINY, QUEUED = 64, 256
@@ -32,6 +47,169 @@ WRITTEN_QUERIES = 1024
 UNSUPPORTED = (RuntimeError, TypeError, AttributeError, NotImplementedError)
 """Raised where torch or the device has no kernel for a format."""
 Shape = TypeVar("Shape")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """`rows`: tokens of matmuls, `widths`: their columns and inner sizes. `tokens`: of attention and of `operators`, [tokens,
+    hidden]. `copied_bytes`: of the copies that show the memory's speed. `models`: hidden size, feed-forward size, vocabulary of the
+    steps that constants are fitted to; `checked`: of those that they are checked with, with layers. `batch`: sequences of a
+    microbatch, tokens of a sequence."""
+
+    rows: tuple[int, ...]
+    widths: tuple[int, ...]
+    largest: tuple[int, ...]
+    queries: tuple[int, ...]
+    head_sizes: tuple[int, ...]
+    heads: int
+    tokens: int
+    operators: tuple[tuple[int, int], ...]
+    copied_bytes: int
+    pool_bytes: int
+    models: tuple[tuple[int, int, int], ...]
+    checked: tuple[tuple[int, int, int, int], ...]
+    batches: tuple[tuple[int, int], ...]
+
+    def gemms(self) -> list[Gemm]:
+        """Products of tokens; each stands for its weight gradient too."""
+        return [Gemm(*each) for each in product(self.rows, self.widths, self.widths)]
+
+    def attentions(self) -> list[Attention]:
+        """Causal attention of as many keys as queries, forward."""
+        return [
+            Attention(max(1, self.tokens // queries), queries, queries, self.heads, self.heads, width, width)
+            for queries, width in product(self.queries, self.head_sizes)
+        ]
+
+    def fitted_tables(self, dtype: str) -> list[dict[str, Any]]:
+        """Run tables of the steps that constants are fitted to."""
+        return list(self._tables([(2, *each) for each in self.models], dtype))
+
+    def checked_tables(self, dtype: str) -> list[dict[str, Any]]:
+        """Run tables of other steps."""
+        return list(self._tables(self.checked, dtype))
+
+    def _tables(self, models: Sequence[tuple[int, int, int, int]], dtype: str) -> Iterator[dict[str, Any]]:
+        """Every model with the first batch before any with the next: the time may end before all are measured."""
+        for sequences, length in self.batches:
+            for layers, hidden, ffn, vocabulary in models:
+                width = max(self.head_sizes[0], min(128, hidden // 8))
+                model = {"num_layers": layers, "hidden_size": hidden, "ffn_size": ffn, "vocab_size": vocabulary}
+                yield {
+                    "model": {**model, "num_heads": hidden // width},
+                    "batch": {"global_sequences": 2 * sequences, "sequence_length": length, "steps": 1},
+                    "layout": {"microbatch_sequences": sequences},
+                    "precision": {"compute": dtype},
+                }
+
+
+PROCESSOR = Shapes(
+    rows=(32, 128, 512, 2048),
+    widths=(128, 384, 1024, 2816),
+    largest=(512, 1024, 1536),
+    queries=(64, 128, 256, 512, 1024, 2048),
+    head_sizes=(32, 64, 128),
+    heads=4,
+    tokens=512,
+    operators=((128, 256), (256, 512), (512, 1024)),
+    copied_bytes=2**27,
+    pool_bytes=96 * 2**20,
+    models=((192, 512, 2048), (512, 1408, 4096)),
+    checked=((4, 256, 768, 4096), (3, 384, 1024, 4096), (2, 640, 1728, 8192)),
+    batches=((1, 128), (2, 256)),
+)
+GPU = Shapes(
+    rows=(64, 512, 2048, 8192),
+    widths=(512, 2048, 5120, 14336),
+    largest=(4096, 8192, 12288),
+    queries=(512, 1024, 2048, 4096, 8192, 16384),
+    head_sizes=(64, 128),
+    heads=16,
+    tokens=16384,
+    operators=((2048, 1024), (4096, 4096), (16384, 8192)),
+    copied_bytes=2**31,
+    pool_bytes=2**31,
+    models=((2048, 5632, 32768), (4096, 14336, 32768)),  # smaller ones wait for the host
+    checked=((4, 2560, 6912, 32768), (2, 3072, 8192, 32768)),
+    batches=((1, 4096), (2, 4096)),
+)
+
+
+def shapes_of(device: str) -> Shapes:
+    """`device`: cuda or cpu."""
+    return GPU if device == "cuda" else PROCESSOR
+
+
+def _norm(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:
+    x, weight = make(tokens, hidden), make(hidden)
+    return lambda: rms_norm(ops, x, weight, 1e-5)
+
+
+def _norm_backward(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:
+    x, grad, scale, weight = (
+        make(tokens, hidden),
+        make(tokens, hidden),
+        make(tokens, 1),
+        Weight(make(hidden), make(hidden)),
+    )
+    return lambda: rms_norm_backward(ops, ops.copy(grad), x, scale, weight)
+
+
+def _swiglu(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:
+    gate_up = make(tokens, 4 * hidden)
+    return lambda: swiglu(ops, gate_up)
+
+
+def _rope(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:
+    x, cos, sin = make(1, tokens, hidden // 64, 64), make(tokens, 1, 32), make(tokens, 1, 32)
+    return lambda: rotate_(ops, x, cos, sin)
+
+
+def _residual(ops: Operations, make: Make, tokens: int, hidden: int) -> Callable[[], object]:
+    x, y = make(tokens, hidden), make(tokens, hidden)
+    return lambda: x + y
+
+
+OPERATORS: dict[str, Operator] = {
+    "norm": _norm,
+    "norm backward": _norm_backward,
+    "SwiGLU": _swiglu,
+    "RoPE": _rope,
+    "residual": _residual,
+}
+
+
+def back_ends(device: torch.device) -> tuple[Operations, ...]:
+    """Back ends that a run on the device chooses among: the formulas, and on CUDA the Triton kernels where they can run."""
+    formulas = cast(Operations, torch_operations)
+    if triton_refuses(device) is not None:
+        return (formulas,)
+    members = {**norm.TRITON.members, **pointwise.TRITON.members}
+    return (formulas, with_operations(formulas, members))
+
+
+def on_device(
+    name: str, tokens: int, hidden: int, device: torch.device, dtype: str, ops: Operations | None = None
+) -> Callable[[], object]:
+    """The operator on tensors. `ops`: by which; None: by the formulas."""
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.full(
+            shape, 0.5**0.5, dtype=torch_dtype(dtype), device=device
+        )  # cos and sin of one angle: nothing grows
+
+    return OPERATORS[name](ops or cast(Operations, torch_operations), make, tokens, hidden)
+
+
+def recorded(name: str, tokens: int, hidden: int, is_cuda: bool, dtype: str) -> Work:
+    """The operator's kernels."""
+    recording = Recording(staging=False)
+    ops = RecorderOperations(recording, accelerator=is_cuda)
+    run = OPERATORS[name](ops, lambda *shape: ops.outside(shape, dtype), tokens, hidden)
+    recording.begin()
+    with ops.fused():
+        run()
+    return recording.recorded()
 
 
 def in_time(seconds: float, shapes: Sequence[Shape], calls: Callable[[Shape], float]) -> Iterator[tuple[Shape, float]]:

@@ -19,8 +19,7 @@ from fourfold.calibrate.rounds import (
     step_tables,
 )
 from fourfold.calibrate.steps import table_spec
-from fourfold.cost.calibrated import calibrated_prices
-from fourfold.cost.calibration import ContentionProfile, constants_of
+from fourfold.cost.calibration import ContentionProfile, calibrated_prices, constants_of
 from fourfold.hardware import Cluster, Device, Level
 from fourfold.simulate.step import simulate
 

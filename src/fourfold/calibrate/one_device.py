@@ -15,6 +15,7 @@ from fourfold.calibrate.device import (
     measure_memory,
     measure_operators,
     measure_peaks,
+    shapes_of,
 )
 from fourfold.calibrate.device_fit import FittedRun, fit_device
 from fourfold.calibrate.findings import MATMULS, PASSES, DeviceFindings, DeviceMemory, Sample, StepCheck
@@ -22,7 +23,6 @@ from fourfold.calibrate.fit import timed_passes, timed_updates
 from fourfold.calibrate.kernels import choose_library
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.rounds import Table
-from fourfold.calibrate.shapes import shapes_of
 from fourfold.calibrate.steps import measure_steps, table_spec
 from fourfold.config import parse_run
 from fourfold.hardware import Device, one_device

@@ -14,16 +14,18 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from fourfold.checkpoint.digests import (
+from fourfold.checkpoint.file_bytes import (
     CHUNK_BYTES,
     DIGEST_BYTES,
+    ByteSource,
     ChunkDigests,
     FileDigest,
+    bytes_of,
     default_hash,
     hasher,
     num_chunks,
+    source_of,
 )
-from fourfold.checkpoint.file_bytes import ByteSource, bytes_of, source_of
 from fourfold.checkpoint.tensor_file import DTYPES, DamagedCheckpoint, TensorEntry, emit, header
 from fourfold.config.remote_path import is_remote
 

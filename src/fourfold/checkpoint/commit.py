@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import box_numel
-from fourfold.checkpoint.digests import FileDigest
+from fourfold.checkpoint.file_bytes import FileDigest
 from fourfold.checkpoint.manifest import (
     NAME,
     VERSION,

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
-from fourfold.checkpoint.digests import CHUNK_HASHES, FileDigest
+from fourfold.checkpoint.file_bytes import CHUNK_HASHES, FileDigest
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.config import FinalFailure

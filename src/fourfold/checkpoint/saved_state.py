@@ -12,8 +12,7 @@ from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
 from fourfold.checkpoint.checked_file import CheckedFile, check_length
-from fourfold.checkpoint.digests import CHUNK_BYTES
-from fourfold.checkpoint.file_bytes import ByteSource, bytes_of, source_of
+from fourfold.checkpoint.file_bytes import CHUNK_BYTES, ByteSource, bytes_of, source_of
 from fourfold.checkpoint.manifest import Manifest, PartRecord, how_to_go_on, read_manifest
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import extra_name, file_metadata, tensor_name

@@ -7,7 +7,7 @@ from fourfold.cli.countdown import Countdown
 from fourfold.cli.options import Flag, print_json
 from fourfold.cli.validate import cases_of
 from fourfold.config import UserError
-from fourfold.cost.software_file import write_software
+from fourfold.cost.fitted import write_software
 from fourfold.report.format_fit import fit_lines
 from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.validate.fit import fit_software

@@ -10,8 +10,7 @@ from fourfold.cli.options import Flag
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
 from fourfold.huggingface import resolve_model
-from fourfold.huggingface.config_json import end_of_text, load_config, stated_family
-from fourfold.huggingface.other_keys import unread_keys, unread_line
+from fourfold.huggingface.config_json import end_of_text, load_config, stated_family, unread_keys, unread_line
 from fourfold.huggingface.tensors import num_modules
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size

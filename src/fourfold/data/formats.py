@@ -1,16 +1,27 @@
-"""Documents out of one file: plain text, JSON or Parquet, as it is or compressed."""
+"""Documents out of one file: plain text, JSON or Parquet, as it is or compressed.
 
+A record is its text, or what is wrong with it in the words of its format. JSON values are read out of a stream: the elements of an
+array, or values that stand behind each other.
+"""
+
+import codecs
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, Literal
 
 from fourfold.config import UserError
-from fourfold.data.compression import COMPRESSIONS, MAX_DOCUMENT_BYTES, open_content
-from fourfold.data.json_values import JsonSyntaxError, JsonValues
-from fourfold.data.records import BadRecord, record_of_line, text_of
-from fourfold.data.source import Source, UnreadError, open_stored
+from fourfold.data.source import COMPRESSIONS, MAX_DOCUMENT_BYTES, Source, UnreadError, open_content, open_stored
 
+_SHOWN_KEYS, _SHOWN_CHARS = 10, 60
+_CHUNK_BYTES = 1 << 20
+_MAX_VALUE_CHARS = 1 << 30
+_NEAR_THE_END = 32
+"""A mistake this many characters before the end of what has been read may be none: the rest may make it right."""
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\n\r"
 Kind = Literal["text", "jsonl", "json", "parquet"]
 
 
@@ -31,6 +42,172 @@ _MAGIC = (
     (0, b"SQLite format 3", "an SQLite database"),
 )
 """(offset, bytes there, what such a file is)."""
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that holds no document. `where`: the file and the line, record or row; `what`: what is wrong with it there."""
+
+    where: str
+    what: str
+    text_key: str
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.what}"
+
+    def error(self) -> UserError:
+        """The refusal, with what works."""
+        return UserError(
+            f'{self}; a line that works: {{"{self.text_key}": "some text"}}; data.bad_records = "skip" leaves such records out and '
+            "counts them"
+        )
+
+
+def record_of_line(line: bytes, text_key: str, where: str) -> str | BadRecord:
+    """The text of a line of JSON Lines."""
+    if b"\0" in line:
+        alone = " alone" if not line.strip(b"\0\r\n") else ""
+        return BadRecord(where, f"holds zero bytes{alone}, as a file system leaves them after a crash", text_key)
+    try:
+        text = line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{line[error.start]:02x} at position {error.start + 1}"
+        return BadRecord(where, f"is not UTF-8 ({byte}); convert the file, for example with iconv", text_key)
+    try:
+        record = json.loads(text)
+    except RecursionError:
+        return BadRecord(where, "is not valid JSON that can be read: it is nested too deeply", text_key)
+    except ValueError as error:
+        return BadRecord(where, f"is not valid JSON ({error}); each line must be one object", text_key)
+    return text_of(record, text_key, where)
+
+
+def text_of(record: Any, text_key: str, where: str) -> str | BadRecord:
+    """The text of a JSON value."""
+    if not isinstance(record, dict):
+        return BadRecord(where, f"holds {json_type(record)}, not an object", text_key)
+    if text_key not in record:
+        names = [key if key.isprintable() else repr(key) for key in sorted(record)]
+        keys = (
+            ", ".join([name[:_SHOWN_CHARS] for name in names[:_SHOWN_KEYS]] + ["..."] * (len(names) > _SHOWN_KEYS))
+            or "none"
+        )
+        return BadRecord(where, f"has no key {text_key!r} (data.text_key); its keys: {keys}", text_key)
+    text = record[text_key]
+    if not isinstance(text, str):
+        return BadRecord(where, f"holds {json_type(text)} under the key {text_key!r}, not a string", text_key)
+    return _without_lone_surrogates(text)
+
+
+def json_type(value: Any) -> str:
+    """A value's type as JSON calls it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    names: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
+    return names.get(type(value), "a number")
+
+
+def _without_lone_surrogates(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which UTF-8 cannot hold: each becomes U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+class JsonSyntaxError(Exception):
+    """The stream is no JSON from a line on. `line` begins at 1."""
+
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(f"line {line} {what}")
+        self.line = line
+
+
+class JsonValues:
+    """A reader of values that holds little more than one of them in memory. `stream`: UTF-8."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._bytes = codecs.getincrementaldecoder("utf-8")()
+        self._text, self._at = "", 0
+        self._ended = False
+        self.line = 1
+        """The line on which the next value begins, once `peek` has been called."""
+
+    def values(self) -> Iterator[tuple[int, Any]]:
+        """(line, value) of every element where the stream is one array, else of every value. Raises `JsonSyntaxError`."""
+        if self.peek() != "[":
+            while self.peek():
+                yield self.line, self._value()
+            return
+        self._take()
+        if self.peek() == "]":
+            self._take()
+        else:
+            separator = ","
+            while separator == ",":
+                self.peek()
+                yield self.line, self._value()
+                separator = self.peek()
+                if separator not in (",", "]") or not separator:
+                    raise JsonSyntaxError(
+                        self.line, "ends inside the array" if not separator else "has no comma or ] here"
+                    )
+                self._take()
+        if self.peek():
+            raise JsonSyntaxError(self.line, "holds something behind the array")
+
+    def peek(self) -> str:
+        """The next character that is no white space; "" at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _SPACE:
+                self._take()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def holds_key(self, key: str) -> bool:
+        """Whether what has been read and not yet given out looks like an object or array that has this key somewhere."""
+        text = self._text[self._at :]
+        return re.search(rf"{re.escape(json.dumps(key, ensure_ascii=False))}\s*:", text) is not None
+
+    def _take(self) -> None:
+        self.line += self._text[self._at] == "\n"
+        self._at += 1
+
+    def _more(self) -> bool:
+        """Reads on: as much again as is held, so that a long value is tried a few times."""
+        if self._ended:
+            return False
+        kept = self._text[self._at :]
+        content = self._stream.read(max(_CHUNK_BYTES, len(kept)))
+        try:
+            decoded = self._bytes.decode(content, final=not content)
+        except UnicodeDecodeError as error:
+            raise JsonSyntaxError(self.line, f"or one after it is not UTF-8 ({error.reason})") from None
+        self._text, self._at = kept + decoded, 0
+        self._ended = not content
+        return True
+
+    def _value(self) -> Any:
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise JsonSyntaxError(self.line, "is nested too deeply") from None
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated") or error.pos > len(self._text) - _NEAR_THE_END
+                if not cut or len(self._text) > _MAX_VALUE_CHARS or not self._more():
+                    line = self.line + self._text.count("\n", self._at, error.pos)
+                    raise JsonSyntaxError(line, f"is not valid JSON ({error.msg})") from None
+                continue
+            if end == len(self._text) and self._more():  # a number may go on
+                continue
+            self.line += self._text.count("\n", self._at, end)
+            self._at = end
+            return value
 
 
 def read_documents(source: Source, text_key: str, bad_records: Literal["error", "skip"] = "error") -> Iterator[str]:

@@ -3,6 +3,8 @@
 The `.idx` is little-endian: 9 bytes "MMIDIDX" 0 0, u64 version 1, u8 dtype code, u64 number of sequences S, u64 number
 of document boundaries D, int32 length in tokens [S], int64 byte offset [S], int64 document boundary [D]. The boundaries
 count sequences: they begin with 0 and end with S, so that there are D - 1 documents. Multimodal writers add int8 mode [S].
+
+A stream is a run of tokens that may skip parts of a file: some ranges of a memory-mapped array, read as if they were one.
 """
 
 import mmap
@@ -19,6 +21,7 @@ import numpy as np
 
 from fourfold.config import RunFailure
 
+_CHUNK_TOKENS = 1 << 22
 MAGIC = b"MMIDIDX\x00\x00"
 DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
 UINT16_VOCAB = 65_500
@@ -26,6 +29,49 @@ UINT16_VOCAB = 65_500
 
 _HEADER = struct.Struct("<9sQBQQ")
 _MAX_SEQUENCE = 1 << 30
+
+
+class TokenStream:
+    """The concatenation of ranges of an array, never built in memory."""
+
+    def __init__(self, tokens: np.ndarray, ranges: np.ndarray) -> None:
+        """tokens: ids, [N]. ranges: (start, stop) of each range, int64 [R, 2], rising, disjoint, none empty."""
+        self._tokens = tokens
+        self._ranges = ranges
+        self._ends = np.cumsum(ranges[:, 1] - ranges[:, 0], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens `start` to `start + count` of the stream, int64 [count]; fewer where the stream ends."""
+        stop = min(start + count, len(self))
+        pieces = []
+        at = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            range_stop = int(self._ranges[at, 1])
+            begin = range_stop - (int(self._ends[at]) - start)
+            piece = self._tokens[begin : min(range_stop, begin + stop - start)]
+            pieces.append(piece)
+            start += len(piece)
+            at += 1
+        return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False)
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """The full stream in order, int64 [at most 4,194,304] at a time."""
+        for start in range(0, len(self), _CHUNK_TOKENS):
+            yield self.read(start, _CHUNK_TOKENS)
+
+
+def all_tokens(tokens: np.ndarray) -> TokenStream:
+    """The stream of all tokens of an array."""
+    return TokenStream(tokens, complement(np.empty((0, 2), np.int64), len(tokens)))
+
+
+def complement(ranges: np.ndarray, length: int) -> np.ndarray:
+    """The ranges of [0, length) outside rising, disjoint `ranges` [R, 2]: int64 [R', 2], without empty ranges."""
+    edges = np.concatenate([[0], ranges.reshape(-1), [length]]).astype(np.int64).reshape(-1, 2)
+    return edges[edges[:, 0] < edges[:, 1]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,10 +9,8 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.data.file_digests import file_digests
-from fourfold.data.indexed import IndexedTokens, open_indexed
-from fourfold.data.manifest import identify
-from fourfold.data.split import Split, SplitSurvey
-from fourfold.data.stream import TokenStream, complement
+from fourfold.data.indexed import IndexedTokens, TokenStream, complement, open_indexed
+from fourfold.data.manifest import Split, SplitSurvey, identify
 
 DIGESTS = ".digests.json"
 """The record of digests: in a cache folder, of the files in it; in the folder of caches, of Megatron pairs."""

@@ -1,25 +1,31 @@
-"""From `[data]` to tokens on disk: scans the corpus, reuses the cache that fits it, or builds it."""
+"""From `[data]` to tokens on disk: scans the corpus, reuses the cache that fits it, or builds it.
 
+The cache is a folder that is there in full or not at all, whoever else builds it and whenever it is interrupted.
+"""
+
+import contextlib
 import json
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.errors import shortened
 from fourfold.config.schema import CorpusPart, DataSection
 from fourfold.config.whole_file import bounded, write_whole
-from fourfold.data.atomic_folder import ensure_folder
 from fourfold.data.build import Corpus, Report, build_cache
 from fourfold.data.corpus import WORKS, megatron_prefix
 from fourfold.data.manifest import scan_text
 from fourfold.data.megatron import DIGESTS, MegatronCorpus, scan_megatron
 from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
-from fourfold.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
-from fourfold.data.unigram import unigram_entropies
+from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer
 
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
@@ -29,6 +35,85 @@ _OF_ONE_KIND = {field.name: field.default for field in fields(PreparedPart) if f
     "prefix": ""
 }
 """Fields that one kind of corpus has alone."""
+
+
+def ensure_folder(folder: Path, build: Callable[[Path], None]) -> bool:
+    """Makes `folder` by `build(temporary folder)` and a rename, unless it is there. Returns whether it was built here.
+
+    One process builds while others that want the same folder wait for it; where the file system has no locks both
+    build and the first rename counts. The next build removes what an interrupted one left behind. Raises
+    `RunFailure` when the disk refuses.
+    """
+    if folder.is_dir():
+        return False
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.parent / f".{folder.name}.lock") as alone:
+            if folder.is_dir():
+                return False
+            if alone:
+                for leftover in folder.parent.glob(f".{folder.name}.building-*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}.building-", dir=folder.parent) as outer:
+                # A temporary folder is its owner's alone; one made inside it has the usual permissions.
+                inner = Path(outer, folder.name)
+                inner.mkdir()
+                build(inner)
+                return _rename(inner, folder)
+    except OSError as error:
+        raise RunFailure(f"data.directory = {str(folder.parent)!r}: cannot be written: {error}") from None
+
+
+def _rename(temporary: Path, folder: Path) -> bool:
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if folder.is_dir():
+            return False
+        raise
+    return True
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Holds an advisory lock, which the system drops when the process ends. Yields False where there are no locks."""
+    with open(path, "w") as stream:
+        yield _lock(stream)
+
+
+def _lock(stream: IO[str]) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(stream, fcntl.LOCK_EX)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+def unigram_entropies(
+    train_counts: Sequence[np.ndarray], validation_counts: Sequence[np.ndarray], weights: Sequence[float]
+) -> tuple[float, float]:
+    """(validation cross-entropy, training entropy) in nats per token, for parts blended by `weights` (which sum to 1).
+
+    train_counts, validation_counts: occurrences of each token id in each part, int64 [vocab_size] each.
+    With c the counts of a part of N training tokens and V ids, its smoothed distribution is q(t) = (c(t) + 1) / (N + V)
+    (Laplace), that of the blend is q = sum of w q, and the cross-entropy is -sum p(t) ln q(t), p the validation shares.
+    The training entropy is that of the unsmoothed training shares.
+    """
+    smoothed = _blend([(counts + 1) / (counts.sum() + len(counts)) for counts in train_counts], weights)
+    train = _blend([_shares(counts) for counts in train_counts], weights)
+    validation = _blend([_shares(counts) for counts in validation_counts], weights)
+    present = train[train > 0]
+    return float(-(validation * np.log(smoothed)).sum()), float(-(present * np.log(present)).sum())
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    return counts / max(int(counts.sum()), 1)
+
+
+def _blend(distributions: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    return np.sum([weight * values for weight, values in zip(weights, distributions, strict=True)], axis=0)
 
 
 def prepare(section: DataSection, report: Report) -> PreparedData:

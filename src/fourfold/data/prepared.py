@@ -11,9 +11,8 @@ import numpy as np
 from fourfold.config import FinalFailure, RunFailure
 from fourfold.config.whole_file import bounded
 from fourfold.data.file_digests import file_digests
-from fourfold.data.indexed import open_indexed
+from fourfold.data.indexed import TokenStream, all_tokens, open_indexed
 from fourfold.data.megatron import DIGESTS, pair_files, train_stream
-from fourfold.data.stream import TokenStream, all_tokens
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 2

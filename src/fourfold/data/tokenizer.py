@@ -16,9 +16,7 @@ from fourfold.config import UserError
 from fourfold.config.errors import shortened
 from fourfold.data import cuts
 from fourfold.data.cuts import cut, cut_places
-from fourfold.data.special_tokens import end_of_text
-from fourfold.data.tokenizer_file import SPEC_ALLOWED, read_tokenizer_file
-from fourfold.data.tokenizer_spec import BYTES_VOCAB_SIZE
+from fourfold.data.tokenizer_file import BYTES_VOCAB_SIZE, SPEC_ALLOWED, end_of_text, read_tokenizer_file
 
 END_OF_TEXT = "<|endoftext|>"
 _GROUP_CHARS = 1 << 22

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from fourfold.export.job import Export, TrainerJob
 from fourfold.export.megatron import DATA, environment, settings
 from fourfold.export.megatron_model import joined
-from fourfold.export.python import Call, assigned, expression, with_imports
-from fourfold.export.script import Flags, script, steps_input, torchrun
+from fourfold.export.script import Call, Flags, assigned, expression, script, steps_input, torchrun, with_imports
 
 FILE = "pretrain.py"
 Place = str | tuple[str, ...] | None

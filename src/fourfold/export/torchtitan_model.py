@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from fourfold.export.job import TrainerJob
-from fourfold.export.python import Call, assigned, function
+from fourfold.export.script import Call, assigned, function
 
 
 class TitanFamily(NamedTuple):

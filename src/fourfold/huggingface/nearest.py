@@ -10,12 +10,14 @@ from fourfold.huggingface.nearest_keys import (
     LEARNED,
     TEXT,
     TIED,
+    AskedKeys,
     flattened,
     is_gated,
     name_of,
+    numbers,
     sizes,
+    unread_keys,
 )
-from fourfold.huggingface.nearest_numbers import AskedKeys, numbers, unread_keys
 
 _TILE = 16
 """Sizes of experts are multiples of it."""

@@ -142,7 +142,7 @@ def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
     `"bytes"` and `"bpe:N"` say it. A tokenizer file is read only where the model does not state `vocab_size`; None where
     it does. A BPE of a small corpus may turn out smaller than N.
     """
-    from fourfold.data.tokenizer_spec import named_vocab_size, parse_tokenizer
+    from fourfold.data.tokenizer_file import named_vocab_size, parse_tokenizer
 
     if (named := named_vocab_size(data.tokenizer)) is not None:
         return named

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fourfold.config import ModelConfig, RunConfig, UserError, num_steps
-from fourfold.data.tokenizer_spec import named_vocab_size
+from fourfold.data.tokenizer_file import named_vocab_size
 from fourfold.model.counts import num_parameters
 
 LARGE = 100_000_000

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from fourfold.rendezvous.connection import Connection
-from fourfold.rendezvous.frames import BrokenFrame
+from fourfold.rendezvous.connection import BrokenFrame, Connection
 from fourfold.rendezvous.values import OK
 
 _MARGIN_SECONDS = 30.0

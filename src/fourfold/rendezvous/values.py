@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fourfold.rendezvous.frames import BrokenFrame
+from fourfold.rendezvous.connection import BrokenFrame
 
 Reply = Callable[[Sequence[bytes]], None]
 OK, LATE = b"ok", b"late"

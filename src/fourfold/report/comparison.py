@@ -14,10 +14,9 @@ from fourfold.program import Program, digest, lower_pipeline, memory_peak
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
 from fourfold.program.spec import transport_on
-from fourfold.simulate.prediction import StepPrediction, predict_step
+from fourfold.simulate.prediction import StepPrediction, check_size, predict_step
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import Simulation
-from fourfold.simulate.whole import check_size
 from fourfold.train.measured import KindTime, RankMeasured, read_measured
 
 ROUTED_AXES = frozenset(("ep", "etp"))

@@ -8,15 +8,18 @@ from typing import Any
 
 from fourfold.program import Op
 from fourfold.report.comparison import Comparison, RankComparison
-from fourfold.simulate.flows import TracePoint, arrows, joins, transfers
-from fourfold.simulate.rank import Place
+from fourfold.simulate.state import Place
 from fourfold.simulate.trace import (
     COMPUTE_TRACK,
+    TracePoint,
+    arrows,
     category,
+    joins,
     microseconds,
     span,
     trace_events,
     track_name,
+    transfers,
     write_events,
 )
 

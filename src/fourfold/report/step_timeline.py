@@ -9,7 +9,7 @@ from fourfold.report.comparison import Comparison, RankComparison
 from fourfold.report.run_trace import first_begun
 from fourfold.report.simulation_document import curve_document
 from fourfold.simulate.memory import memory_along, memory_over_time
-from fourfold.simulate.rank import RankTimes
+from fourfold.simulate.state import RankTimes
 from fourfold.simulate.step import Simulation, simulate
 
 MOST_RANKS = 64

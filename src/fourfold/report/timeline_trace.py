@@ -6,9 +6,8 @@ from typing import Any
 from fourfold.program import Op
 from fourfold.program.timeline import Timeline
 from fourfold.report.format_timeline import OP_NAMES
-from fourfold.simulate.flows import TracePoint, arrows
-from fourfold.simulate.rank import Place
-from fourfold.simulate.trace import COMPUTE_TRACK, microseconds, span, track_name
+from fourfold.simulate.state import Place
+from fourfold.simulate.trace import COMPUTE_TRACK, TracePoint, arrows, microseconds, span, track_name
 
 
 def timeline_trace(timeline: Timeline, schedule: str) -> dict[str, Any]:

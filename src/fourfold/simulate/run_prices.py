@@ -6,13 +6,11 @@ from typing import get_args
 
 from fourfold.config import RunConfig, UserError, did_you_mean
 from fourfold.config.schema import Attention, ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
-from fourfold.cost.calibrated import calibrated_prices
-from fourfold.cost.calibration import constants_of
-from fourfold.cost.fitted import Fitted, fitted, framework_of
+from fourfold.cost.calibration import calibrated_prices, constants_of
+from fourfold.cost.fitted import Fitted, fitted, framework_of, is_software_file, read_software
 from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
-from fourfold.cost.software_file import is_software_file, read_software
 from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport

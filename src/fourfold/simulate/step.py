@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.cost.calibrated import CalibratedPrices
+from fourfold.cost.calibration import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
@@ -19,12 +19,9 @@ from fourfold.program.pattern import Pattern
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.simulate.durations import Durations
-from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.host import HostStream
+from fourfold.simulate.engine import HostStream, shared_times, simulate_times
 from fourfold.simulate.paused_garbage_collection import without_collection
-from fourfold.simulate.rank import Times
-from fourfold.simulate.shared_cores import shared_times
-from fourfold.simulate.state import SimulationState
+from fourfold.simulate.state import SimulationState, Times
 
 IDLE = "pipeline bubble"
 _EXPOSED = tuple(f" {op.words}" for op in OPCODES if op.is_start and not op.is_transfer and op.info.time != SMALL_SUMS)

@@ -24,8 +24,7 @@ from fourfold.launch.rendezvous_file import find_store
 from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.launch.shares import first_slot
 from fourfold.rendezvous.addresses import loopback
-from fourfold.rendezvous.connection import Connection
-from fourfold.rendezvous.frames import SECRET, BrokenFrame
+from fourfold.rendezvous.connection import SECRET, BrokenFrame, Connection
 from fourfold.rendezvous.values import OK
 from fourfold.supervise.messages import JOINED, ORDER, REPORT, Order, Report, order_key, report_key, report_seconds
 from fourfold.supervise.observation import observe

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from fourfold.simulate.failures import best_interval, efficiency, young_interval
+from fourfold.simulate.campaign import best_interval, efficiency, young_interval
 
 _BEGINS, _RUNS, _ENDS = ("launch", "restart"), ("start", "resume"), ("finish", "stop")
 CAUSES = ("starting", "saving", "evaluating", "standing still", "lost steps", "other")

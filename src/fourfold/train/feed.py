@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fourfold.data.batches import IGNORED, Batch
-from fourfold.data.look_ahead import look_ahead
+from fourfold.data.batches import IGNORED, Batch, look_ahead
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch

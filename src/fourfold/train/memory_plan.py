@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fourfold.checkpoint.boxes import intersection
 from fourfold.checkpoint.commit import Composer
-from fourfold.checkpoint.digests import CHUNK_BYTES
+from fourfold.checkpoint.file_bytes import CHUNK_BYTES
 from fourfold.checkpoint.manifest import Manifest, PartRecord
 from fourfold.checkpoint.save import file_name
 from fourfold.checkpoint.unit_shard import UnitShard

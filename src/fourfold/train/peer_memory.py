@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fourfold.checkpoint.checked_file import CheckedFile, emit_file, file_bytes
 from fourfold.checkpoint.commit import rank_record, rank_tensors
-from fourfold.checkpoint.digests import FileDigest
-from fourfold.checkpoint.file_bytes import DescriptorBytes
+from fourfold.checkpoint.file_bytes import DescriptorBytes, FileDigest
 from fourfold.checkpoint.save import file_name, layout_degrees
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, is_first_of_stage, places

@@ -14,7 +14,7 @@ from fourfold.config import FinalFailure, UserError
 from fourfold.config.errors import require_group_files
 from fourfold.config.schema import RunSection
 from fourfold.rendezvous.barrier import StoreBarrier
-from fourfold.rendezvous.frames import SECRET
+from fourfold.rendezvous.connection import SECRET
 from fourfold.rendezvous.store import SecretStore
 
 _TEXT_BYTES = 4096

@@ -14,7 +14,7 @@ from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.most_probable import Free, most_probable, slopes_of
 from fourfold.validate.case import Case
-from fourfold.validate.predict import predict_case
+from fourfold.validate.outcome import predict_case
 
 NOISE = {"step": 0.03, "memory": 0.05}
 """Spread of measured step times and peaks of memory, as a share, that no constant explains."""

@@ -21,9 +21,9 @@ from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.moves.knapsack import Option, cheapest
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
+from fourfold.program.capabilities import buffer_bytes
 from fourfold.program.footprints import Footprints
-from fourfold.program.offload import state_buffers
-from fourfold.program.sizes import buffer_bytes
+from fourfold.program.sizes import state_buffers
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import stage_map
 from fourfold.program.view import RankView, rank_views
