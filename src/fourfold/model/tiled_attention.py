@@ -12,6 +12,7 @@ so that no matrix of queries by keys ever exists. This is the algorithm to read 
 which no library has a kernel.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -100,37 +101,39 @@ def attend_backward(
     return d_q.to(q.dtype), d_k, d_v
 
 
-def attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
-) -> Attended:
-    """`attend`, called as the operations call it: tokens before heads, documents of all rows laid flat."""
-    visible = documents or dense(causal, q.shape[1], k.shape[1])
-    a, b, c = (flat(x, documents).transpose(1, 2) for x in (q, k, v))
-    out, lse = attend(a, b, c, visible, scale)
-    return as_rows(out.transpose(1, 2), q), as_rows(lse.transpose(1, 2), q)
+def by_rows(
+    attend: Callable[..., Attended],
+    attend_backward: Callable[..., Gradients],
+    turned: Callable[[Tensor], Tensor],
+    all_visible: Callable[[bool, int, int], Visible],
+) -> tuple[Callable[..., Attended], Callable[..., Gradients]]:
+    """Both kernels, called as the operations call them: tokens before heads, documents of all rows laid flat. `turned`: from
+    tokens before heads to what the kernels take, and back. `all_visible`: as `dense`, where there are no documents."""
 
+    def attend_rows(
+        q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
+    ) -> Attended:
+        visible = documents or all_visible(causal, q.shape[1], k.shape[1])
+        out, lse = attend(*(turned(flat(x, documents)) for x in (q, k, v)), visible, scale)
+        return as_rows(turned(out), q), as_rows(lse.transpose(1, 2), q)
 
-def attend_rows_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    documents: Visible | None = None,
-) -> Gradients:
-    """`attend_backward`, called as `attend_rows` is."""
-    visible = documents or dense(causal, q.shape[1], k.shape[1])
-    given = grad, q, k, v, out, lse
-    g, a, b, c, o, s = (flat(x, documents).transpose(1, 2) for x in given)
-    d_q, d_k, d_v = (x.transpose(1, 2) for x in attend_backward(g, a, b, c, o, s, visible, scale))
-    return as_rows(d_q, q), as_rows(d_k, k), as_rows(d_v, v)
+    def attend_rows_backward(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float,
+        documents: Visible | None = None,
+    ) -> Gradients:  # fmt: skip
+        visible = documents or all_visible(causal, q.shape[1], k.shape[1])
+        given = (turned(flat(x, documents)) for x in (grad, q, k, v, out))
+        d_q, d_k, d_v = attend_backward(*given, flat(lse, documents).transpose(1, 2), visible, scale)
+        return as_rows(turned(d_q), q), as_rows(turned(d_k), k), as_rows(turned(d_v), v)
+
+    return attend_rows, attend_rows_backward
 
 
 def dense(causal: bool, queries: int, keys: int) -> Visible:
     return Visible.causal(queries) if causal else Visible.full(queries, keys)
+
+
+attend_rows, attend_rows_backward = by_rows(attend, attend_backward, lambda x: x.transpose(1, 2), dense)
 
 
 def flat(x: Tensor, documents: Visible | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fourfold.kernels.attention.triton_kernels import forward_kernel, keys_kernel, queries_kernel
 from fourfold.kernels.triton_rows import dense_rows, sum_format
-from fourfold.model.tiled_attention import Attended, Gradients, accumulation_dtype, as_rows, dense, flat, on_device
+from fourfold.model.tiled_attention import accumulation_dtype, by_rows, dense, on_device
 from fourfold.model.visible import Integers, Range, Visible, tiles
 
 
@@ -78,35 +78,7 @@ def attend_backward(
     return d_q, d_k, d_v
 
 
-def attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
-) -> Attended:
-    """`attend`, called as the operations call it: tokens before heads, documents of all rows laid flat."""
-    visible = documents or _kept_dense(causal, q.shape[1], k.shape[1])
-    a, b, c = (flat(x, documents) for x in (q, k, v))
-    out, lse = attend(a, b, c, visible, scale)
-    return as_rows(out, q), as_rows(lse.transpose(1, 2), q)
-
-
-def attend_rows_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    causal: bool,
-    scale: float,
-    documents: Visible | None = None,
-) -> Gradients:
-    """`attend_backward`, called as `attend_rows` is."""
-    visible = documents or _kept_dense(causal, q.shape[1], k.shape[1])
-    g, a, b, c, o, s = (flat(x, documents) for x in (grad, q, k, v, out, lse))
-    d_q, d_k, d_v = attend_backward(g, a, b, c, o, s.transpose(1, 2), visible, scale)
-    return as_rows(d_q, q), as_rows(d_k, k), as_rows(d_v, v)
-
-
-_kept_dense = lru_cache(maxsize=64)(dense)
+attend_rows, attend_rows_backward = by_rows(attend, attend_backward, lambda x: x, lru_cache(maxsize=64)(dense))
 """Kernels read the intervals from the device: they are sent there once."""
 
 
