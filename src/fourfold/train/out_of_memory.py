@@ -39,8 +39,7 @@ def out_of_memory(
 ) -> FinalFailure:
     """The failure of a rank whose instruction found no memory. Ranks that are started again would meet it again."""
     peak, index = memory_peak(program), error.index
-    need = _predicted(spec, program.kind)
-    cure = _first_that_fits(config, spec, program.kind, SAVES_ENOUGH * need)
+    _, cure = _need_and_cure(config, spec, program.kind)
     return FinalFailure(
         f"rank {context.rank} ran out of memory at step {step} #{index} `{program.instructions[index].short}`: predicted peak "
         f"{_size(peak.bytes)} at #{peak.index} `{program.instructions[peak.index].short}`{_measured(context.device)} "
@@ -54,8 +53,7 @@ def out_of_memory_around(error: Exception, config: RunConfig, context: RankConte
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, context.world_size)
     spec = resolve_step(config, model, layout, transport_on(context.device.type))
-    need = _predicted(spec, "train")
-    cure = _first_that_fits(config, spec, "train", SAVES_ENOUGH * need)
+    need, cure = _need_and_cure(config, spec, "train")
     return FinalFailure(
         f"rank {context.rank} ran out of memory around its steps: a step's predicted peak {_size(need)}"
         f"{_measured(context.device)} [{_asked(error)}]; {_held_by_others(context.device)}{cure}"
@@ -78,15 +76,15 @@ def _held_by_others(device: torch.device) -> str:
     return f"end the other processes on it, which hold {_size(held)}, or: " if held > total // 10 else ""
 
 
-def _first_that_fits(config: RunConfig, spec: StepSpec, kind: str, most: float) -> str:
-    """The first change of the layout whose predicted peak is below `most` bytes, with that peak."""
+def _need_and_cure(config: RunConfig, spec: StepSpec, kind: str) -> tuple[int, str]:
+    """The predicted peak, and the first change of the layout with which it is clearly smaller."""
+    need = _predicted(spec, kind)
     for change, peak in _peaks(config, spec, kind):
-        if peak <= most:
+        if peak <= SAVES_ENOUGH * need:
             keys = " ".join(f"layout.{key}={_word(value)}" for key, value in change.items())
-            return f"with {keys} the predicted peak is {_size(peak)}"
-    return (
-        "no key of the layout alone needs much less on so many ranks: more ranks do, or a shorter batch.sequence_length"
-    )
+            return need, f"with {keys} the predicted peak is {_size(peak)}"
+    more = "more ranks do, or a shorter batch.sequence_length"
+    return need, f"no key of the layout alone needs much less on so many ranks: {more}"
 
 
 def _peaks(config: RunConfig, spec: StepSpec, kind: str) -> Iterator[tuple[Mapping[str, Any], int]]:
