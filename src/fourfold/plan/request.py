@@ -110,7 +110,7 @@ class Request:
 
     def on(self, cluster: Cluster) -> "Request":
         """A copy on another number of the cluster's devices. Raises `UserError`."""
-        asked = Request.of(
+        there = Request.of(
             self.model,
             cluster,
             self.sequence_length,
@@ -119,24 +119,9 @@ class Request:
             self.software.name,
             document_mask=self.document_mask,
             document_tokens=self.document_tokens,
-            prefetch=self.prefetch,
-            windows=self.windows,
             software_overrides=self.software_overrides,
-            optimizer=self.optimizer,
         )
-        mine = {
-            key: getattr(self, key)
-            for key in (
-                "memory_bytes",
-                "constraints",
-                "sequence_parallel",
-                "overlap_experts",
-                "offload",
-                "offload_optimizer",
-                "most_risk",
-            )
-        }
-        return replace(asked, **mine)
+        return replace(self, template=there.template, transport=there.transport)._masked()
 
     def fixing(self, values: Mapping[str, Value | Sequence[Value]]) -> "Request":
         """A copy with these values of a layout's keys, or lists of them, in place of what was stated of those keys. Raises
