@@ -23,8 +23,6 @@ from fourfold.model.environment import Environment, Saved
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.recorder.operations import RecorderOperations
-from fourfold.model.recorder.recording import Recording
-from fourfold.model.recorder.shape_tensor import ShapeTensor
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
 from fourfold.model.work import Attention, Elementwise, Gemm, Join, Start, Work
@@ -42,24 +40,6 @@ _PLAIN = {
 """The rest of the layout, in which a block has no part."""
 
 
-class _Watched(RecorderOperations):
-    """The recorder, which notes of every matmul where it stands in the record and the storage of its weight."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__(recording, accelerator=True)
-        self.weights: dict[int, Any] = {}
-
-    def linear(self, x: ShapeTensor, weight: ShapeTensor, bias: ShapeTensor | None = None) -> ShapeTensor:
-        out = super().linear(x, weight, bias)
-        self.weights[len(self.recording.work) - 1] = weight.storage
-        return out
-
-    def grouped_matmul(self, rows: ShapeTensor, matrices: ShapeTensor, groups: Any) -> ShapeTensor:
-        out = super().grouped_matmul(rows, matrices, groups)
-        self.weights[len(self.recording.work) - 1] = matrices.storage
-        return out
-
-
 @dataclass(frozen=True)
 class RecordedForward:
     """A block's forward on one rank. `names`: by place in the record, the first and last parameter that a matmul reads."""
@@ -70,13 +50,11 @@ class RecordedForward:
     @classmethod
     def of(cls, segment: Segment, resolved: ResolvedRun, shape: Shape) -> "RecordedForward":
         rank = RecordedRank(segment, resolved.model, shape)
-        operations = _Watched(rank.recording)
+        operations = RecorderOperations(rank.recording, accelerator=True)
         environment = Environment(operations, resolved.model, rank.env.parallel, shape.recipe)
         rank.recording.begin()
         block_forward(environment, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing, segment.depth)
-        made = {id(weight.data.storage): key for unit in rank.units.values() for key, weight in unit.made.items()}
-        known = {place: made.get(id(storage)) for place, storage in operations.weights.items()}
-        names = {place: (key[0], key[1] or key[0]) for place, key in known.items() if key is not None}
+        names = {place: (run[0], run[-1]) for place, run in rank.recording.weights.items()}
         return cls(rank.recording.recorded(), names)
 
     @property

@@ -19,8 +19,7 @@ from fourfold.model.recorded_rank import RecordedUnit
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.shape import Shape
-from fourfold.model.spec import Segment, UnitSpec
-from fourfold.model.weights import Weight
+from fourfold.model.spec import Segment
 from fourfold.model.work import Attention, Elementwise, Gemm, Work
 from fourfold.program import lower_pipeline
 from fourfold.program.instruction import Opcode
@@ -137,33 +136,19 @@ def _shape(item: Kernel) -> str:
     return f"{item.launches} kernels"
 
 
-class _NamedUnit(RecordedUnit):
-    """Writes down the shape of every weight that a segment takes, with the names of its parameters."""
-
-    def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations, names: Names) -> None:
-        super().__init__(unit, shape, ops)
-        self._parameters, self._names = [each.name for each in unit.parameters], names
-
-    def make(self, first: str, last: str | None) -> Weight:
-        weight = super().make(first, last)
-        begin = self._parameters.index(first)
-        run = self._parameters[begin : self._parameters.index(last or first) + 1]
-        size = weight.data.shape
-        if len(size) >= 2:
-            rows = size[0] if len(size) == 2 else size[1] * size[2] if len(size) == 4 else size[1]
-            words = " ".join(name.removesuffix(".weight").rpartition(".")[2] for name in run)
-            routed = len(size) > 2
-            self._names.setdefault((rows, size[-1], routed), f"experts' {words}" if routed else words)
-        return weight
-
-
 def weight_names(segment: Segment, resolved: ResolvedRun, shape: Shape) -> Names:
     """Parameters of a segment by the shape that one rank's matmul has of them."""
     names: Names = {}
     ops = RecorderOperations(Recording(staging=False))
     owners = [each for each in resolved.spec.segments if {unit.name for unit in each.own} & {*segment.units}]
-    units = {unit.name: _NamedUnit(unit, shape, ops, names) for each in owners for unit in each.own}
+    units = {unit.name: RecordedUnit(unit, shape, ops) for each in owners for unit in each.own}
     bind_weights(segment, resolved.model, units)
+    for weight in (weight for unit in units.values() for weight in unit.made.values()):
+        size, routed = weight.data.shape, len(weight.data.shape) > 2
+        if len(size) >= 2:
+            rows = size[0] if len(size) == 2 else size[1] * size[2] if len(size) == 4 else size[1]
+            words = " ".join(each.removesuffix(".weight").rpartition(".")[2] for each in weight.data.storage.parameters)
+            names.setdefault((rows, size[-1], routed), f"experts' {words}" if routed else words)
     return names
 
 

@@ -79,12 +79,13 @@ class RecordedUnit(WeightUnit):
         self._formats, self._ops = (shape.compute, shape.gradients), ops
 
     def make(self, first: str, last: str | None) -> Weight:
+        names = list(self._shapes)
+        run = names[names.index(first) : names.index(last or first) + 1]
         shape = self._shapes[first]
         if last is not None:
-            names = list(self._shapes)
-            run = names[names.index(first) : names.index(last) + 1]
             shape = (sum(self._shapes[name][0] for name in run), *shape[1:])
         data, grad = (self._ops.outside(shape, dtype) for dtype in self._formats)
+        data.storage.parameters = tuple(run)
         return Weight(data, grad)
 
 

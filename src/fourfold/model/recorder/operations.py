@@ -56,7 +56,7 @@ class RecorderOperations:
         rows, (columns, inner) = x.shape[0], weight.shape
         assert x.shape[1] == inner, (x, weight)
         out = self.make((rows, columns), x.dtype)
-        self.recording.matmul(rows, columns, inner)
+        self.recording.matmul(rows, columns, inner, weight=weight.storage)
         return out
 
     def linear_add(self, residual: ShapeTensor, x: ShapeTensor, weight: ShapeTensor) -> ShapeTensor:
@@ -96,7 +96,7 @@ class RecorderOperations:
         experts, inner, columns = matrices.shape
         assert rows.shape[1] == inner, (rows, matrices)
         out = self.make((rows.shape[0], columns), rows.dtype)
-        self.recording.matmul(rows.shape[0], columns, inner, groups=experts)
+        self.recording.matmul(rows.shape[0], columns, inner, groups=experts, weight=matrices.storage)
         return out
 
     def grouped_accumulate(

@@ -21,7 +21,7 @@ class Storage:
     """Memory that shape-only tensors share, live as long as one of them is. `recording` None: it lies outside and is not
     counted."""
 
-    __slots__ = ("born", "bytes", "made", "number", "read", "recording", "region")
+    __slots__ = ("born", "bytes", "made", "number", "parameters", "read", "recording", "region")
     numbers = count()
 
     def __init__(self, recording: "Recording | None", size: int) -> None:
@@ -32,6 +32,8 @@ class Storage:
         """The passes in which it was made, and last read by something else than a matmul."""
         self.born: list[int] | None = None
         self.region: Region | None = None
+        self.parameters: tuple[str, ...] = ()
+        """Names of the parameters that it holds, one or several together, where it is a weight's."""
         if recording is not None:
             self.made = recording.passes
             recording.storages += size > 0
@@ -83,15 +85,28 @@ class Region:
 
 class Recording:
     """Kernels and collectives of one pass. `live`: bytes of the storages that exist; `storages`: how many; `peak`: the most bytes
-    there were; `operand_bytes`: of those that earlier passes had made and this one freed, what it read by matmuls alone."""
+    there were; `operand_bytes`: of those that earlier passes had made and this one freed, what it read by matmuls alone.
+    `weights`: by place in the record, the parameters that a forward's matmul reads."""
 
-    __slots__ = ("flying", "live", "operand_bytes", "passes", "peak", "region", "staging", "storages", "work")
+    __slots__ = (
+        "flying",
+        "live",
+        "operand_bytes",
+        "passes",
+        "peak",
+        "region",
+        "staging",
+        "storages",
+        "weights",
+        "work",
+    )
 
     def __init__(self, staging: bool) -> None:
         """`staging`: sums that are scattered need a staging buffer (gloo)."""
         self.live = self.storages = 0
         self.peak = 0
         self.work: list[Item] = []
+        self.weights: dict[int, tuple[str, ...]] = {}
         self.region: Region | None = None
         self.staging = staging
         self.flying: set[str] = set()
@@ -102,6 +117,7 @@ class Recording:
         """Another pass: what is live stays, the rest is recorded anew."""
         self.peak = self.live
         self.work = []
+        self.weights = {}
         self.passes += 1
         self.operand_bytes = 0
 
@@ -134,9 +150,18 @@ class Recording:
         region.launches += launches
 
     def matmul(
-        self, rows: int, columns: int, inner: int, accumulates: bool = False, groups: int = 1, dtype: str = ""
+        self,
+        rows: int,
+        columns: int,
+        inner: int,
+        accumulates: bool = False,
+        groups: int = 1,
+        dtype: str = "",
+        weight: Storage | None = None,
     ) -> None:
         assert self.region is None, "a matmul stands inside a fused region"
+        if weight is not None and weight.parameters:
+            self.weights[len(self.work)] = weight.parameters
         self.work.append(Gemm(rows, columns, inner, accumulates, groups, dtype))
 
     def attend(self, attention: Attention) -> None:
