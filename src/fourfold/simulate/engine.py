@@ -17,7 +17,6 @@ all pipeline ranks, and each computes at the pace that was measured for as many 
 from collections import deque
 from collections.abc import Sequence
 
-from fourfold.config import UserError
 from fourfold.program.instruction import Op
 from fourfold.program.launches import launches_beside, waits_of_host
 from fourfold.program.pattern import Pattern
@@ -84,8 +83,7 @@ def simulate_times(state: SimulationState, hosts: Sequence[HostStream] = ()) -> 
             ready.append(rank)
         idle = idle + 1 if rank.at == before else 0
         if idle > len(ready) + 1:
-            stuck = [state.waits_for(each) for each in sorted(ready, key=lambda each: each.index)]
-            raise UserError("\n".join(["the programs wait for each other:", *stuck]))
+            raise state.deadlock()
     return state.times()
 
 
@@ -174,8 +172,7 @@ class _Cores:
         intervals += [rank.now - clock for rank in ranks if not self.left[rank.index] and rank.now > clock + ROUNDING]
         intervals += [rank.in_flight - clock for rank in ranks if rank.in_flight > clock + ROUNDING]
         if not intervals:
-            lines = [self.state.waits_for(rank) for rank in ranks]
-            raise UserError("\n".join(["the programs wait for each other:", *lines]))
+            raise self.state.deadlock()
         return min(intervals)
 
     def _pass(self, seconds: float) -> None:

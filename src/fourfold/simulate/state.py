@@ -286,7 +286,12 @@ class SimulationState:
         rank.now = max(rank.now, rendezvous.end)
         return True
 
-    def waits_for(self, rank: Rank) -> str:
+    def deadlock(self) -> UserError:
+        """The error of ranks of which none can go on: where each stands, and for whom."""
+        stuck = [self._waits_for(rank) for rank in self.ranks if rank.at < len(rank.steps)]
+        return UserError("\n".join(["the programs wait for each other:", *stuck]))
+
+    def _waits_for(self, rank: Rank) -> str:
         """Where a rank stands, and for whom: a transfer for the rank at its other end, what all enter for those not there yet."""
         pattern, m = rank.steps[rank.at]
         rendezvous, _ = rank.pending.get((pattern.handle or pattern.short, m), (None, 0))
