@@ -19,7 +19,6 @@ NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
-    "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/timeline_trace.py": "the trace of a schedule alone, of which no program is simulated",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
@@ -31,7 +30,6 @@ SHORT = {
     "config/section.py": "what the schema and the optimizers both stand on",
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
-    "cost/masks.py": "one formula, which prices and the reader of published rows share",
     "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",
     "explore/warm.py": "what the process that answers are forks of imports last, by its name alone",
     "kernels/triton_rows.py": "what the Triton kernels of four kinds share; Triton may be missing",

@@ -3,7 +3,7 @@
 import re
 
 from defaults import ImputedDefaults
-from fourfold.cost.masks import Windows, share_left
+from fourfold.cost.prices import Windows, share_left
 from row import StatedModel
 
 WINDOWS: tuple[tuple[str, Windows], ...] = (

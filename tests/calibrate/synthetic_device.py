@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from fourfold.calibrate.device import PROCESSOR, Shapes
-from fourfold.calibrate.device_fit import FittedRun
 from fourfold.calibrate.findings import MATMULS, Sample
+from fourfold.calibrate.one_device import FittedRun
 from fourfold.calibrate.steps import table_spec
 from fourfold.config import parse_run
 from fourfold.cost.phase import phase_cost

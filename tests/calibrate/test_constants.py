@@ -8,7 +8,7 @@ import tomli_w
 
 from fourfold.config import UserError, parse_run
 from fourfold.cost.calibration import ContentionProfile, Curve, constants_of
-from fourfold.cost.masks import masked_share
+from fourfold.cost.prices import masked_share
 from fourfold.hardware import load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fourfold.calibrate.device import GPU, PROCESSOR, Shapes
-from fourfold.calibrate.device_fit import fit_device
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, PASSES, Sample
+from fourfold.calibrate.one_device import fit_device
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import Device
 from fourfold.model.work import Gemm, Work

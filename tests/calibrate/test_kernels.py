@@ -9,8 +9,8 @@ import torch
 
 from fourfold.calibrate import kernels, steps
 from fourfold.calibrate.clock import Meter
-from fourfold.calibrate.describe import describe
 from fourfold.calibrate.kernels import accumulated_rate, plain_rate, weight_pool
+from fourfold.calibrate.machine import describe
 from fourfold.calibrate.rounds import step_tables
 from fourfold.calibrate.steps import measure_steps
 from fourfold.kernels.matmul.libraries import KINDS, LibrarySeconds, by_onednn

@@ -7,8 +7,7 @@ import pytest
 
 from fourfold.config import ModelSection
 from fourfold.config.run_file import parse_run
-from fourfold.cost.masks import Windows, masked_share
-from fourfold.cost.prices import Prices
+from fourfold.cost.prices import Prices, Windows, masked_share
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout

@@ -6,7 +6,7 @@ from functools import cache
 from fourfold.config import ModelSection
 from fourfold.config.optimizers import AdamWSection, SgdSection
 from fourfold.config.schema import PrecisionSection
-from fourfold.cost.masks import Windows
+from fourfold.cost.prices import Windows
 from fourfold.export.job import TrainerJob
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model

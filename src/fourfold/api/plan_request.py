@@ -21,7 +21,7 @@ from fourfold.api.numbers import parse_length, parse_number
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
 from fourfold.config.presets import preset_of_hub
 from fourfold.config.run_file import apply_override, parse_run
-from fourfold.cost.masks import Windows
+from fourfold.cost.prices import Windows
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
 from fourfold.huggingface.config_json import load_config

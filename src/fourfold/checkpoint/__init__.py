@@ -3,7 +3,6 @@
 from fourfold.checkpoint.convert import export_checkpoint, reshard_checkpoint
 from fourfold.checkpoint.folders import checkpoints, latest_checkpoint, step_folders, step_of
 from fourfold.checkpoint.huggingface import write_huggingface
-from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.origin import KEPT, Origin, keep_origin, read_origin
@@ -11,7 +10,7 @@ from fourfold.checkpoint.reader import ParameterReader, newest_readable, read_pa
 from fourfold.checkpoint.save import SaveFailure, save_checkpoint
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import UnitShard, is_first_of_stage, unit_shard
-from fourfold.checkpoint.weight_folder import WeightFolder
+from fourfold.checkpoint.weight_folder import WeightFolder, fill_from_folder
 
 __all__ = [
     "KEPT",

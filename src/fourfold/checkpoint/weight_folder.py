@@ -1,11 +1,13 @@
 """Reading a Hugging Face folder's weights: all of it is checked when it is opened, tensors are read when asked for.
 
 Where weights do not fit a model, advice names a change that makes them fit, by what is missing and what is there.
+
+Training alone begins from one: `fill_from_folder` fills a rank's shard of its part of a unit.
 """
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from fourfold.config import ModelConfig, ModelSection, RunFailure, UserError
 from fourfold.config.errors import shortened
 from fourfold.huggingface import FAMILIES, resolve_model
 from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, module_of, num_modules, present_forms
+from fourfold.layout import FlatLayout
 from fourfold.model.spec import build_segments
 
 _BLOCK = re.compile(r"(?:model\.layers|(?:transformer\.)?h)\.(\d+)\.")
@@ -297,3 +300,27 @@ def _no_weights(folder: Path) -> str:
             f"for example one that save_pretrained(..., safe_serialization=True) of transformers wrote"
         )
     return f"{folder} holds neither {SINGLE} nor {INDEX}; name a folder that holds one of them"
+
+
+def fill_from_folder(
+    folder: WeightFolder,
+    flat: FlatLayout,
+    index: int,
+    coordinates: Mapping[str, int],
+    out: Tensor,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Fills `out` [flat.shard_numel] with shard `index` of the part of the rank at `coordinates`; the padding is 0.
+
+    `folder` was checked against the model (`WeightFolder.check_against`). Only the tensors and rows that hold the shard are read.
+    `advance` is called after each parameter.
+    """
+    out.zero_()
+    shard_start, shard_end = flat.shard_range(index)
+    for parameter, start, _ in flat.ranges():
+        box = parameter.box(coordinates)
+        low, high = max(start, shard_start), min(start + box_numel(box), shard_end)
+        if low < high:
+            values = folder.box(parameter.name, box, low - start, high - start)
+            out[low - shard_start : high - shard_start] = values.to(out)
+            advance()

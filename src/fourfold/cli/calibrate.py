@@ -77,8 +77,7 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
     account = TimeAccount(budget, counts)
     import torch
 
-    from fourfold.calibrate.describe import describe
-    from fourfold.calibrate.machine import measure_machine
+    from fourfold.calibrate.machine import describe, measure_machine
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind = "cuda" if devices else "cpu"
@@ -143,8 +142,8 @@ def _lines(
     devices: int, table: dict[str, Any], fits: dict[int, float], by_library: dict[int, tuple[str, ...]]
 ) -> list[str]:
     """The results in a few lines."""
-    from fourfold.calibrate.describe import best_matmul
     from fourfold.calibrate.kernels import library_text
+    from fourfold.calibrate.machine import best_matmul
 
     lines = []
     parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}

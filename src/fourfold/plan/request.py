@@ -9,8 +9,7 @@ from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.masks import Windows, share_left
-from fourfold.cost.prices import Prices
+from fourfold.cost.prices import Prices, Windows, share_left
 from fourfold.cost.software import SoftwareProfile
 from fourfold.evidence.out_of_memory import out_of_memory
 from fourfold.hardware import Cluster

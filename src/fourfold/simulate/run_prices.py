@@ -8,8 +8,7 @@ from fourfold.config import RunConfig, UserError, did_you_mean
 from fourfold.config.schema import Attention, ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
 from fourfold.cost.calibration import calibrated_prices, constants_of
 from fourfold.cost.fitted import Fitted, fitted, framework_of, is_software_file, read_software
-from fourfold.cost.masks import share_left
-from fourfold.cost.prices import Prices
+from fourfold.cost.prices import Prices, share_left
 from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
 from fourfold.layout import Layout

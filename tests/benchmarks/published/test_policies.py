@@ -6,8 +6,7 @@ import pytest
 
 from case import PublishedCase
 from defaults import DEFAULTS
-from fourfold.cost.masks import masked_share
-from fourfold.cost.prices import MERGED_SHARE
+from fourfold.cost.prices import MERGED_SHARE, masked_share
 from normalise import normalise
 from settle import predict_case
 from tests.support.published import ROWS, prices_of
