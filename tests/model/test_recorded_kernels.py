@@ -8,13 +8,15 @@ import pytest
 from fourfold.config import ModelConfig
 from fourfold.kernels.norm import FormulaNorms
 from fourfold.model import torch_operations
+from fourfold.model.block import block_forward
+from fourfold.model.environment import Saved
 from fourfold.model.footprint import Shape, segment_footprint
 from fourfold.model.operations import with_operations
 from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.spec import Segment, build_segments
-from fourfold.model.work import Elementwise, Work
+from fourfold.model.work import Elementwise, Gemm, Work
 from tests.model.test_executed_kernels import BASE, DEEPSEEK, MIXTRAL
 from tests.support.counted_kernels import CountedKernels
 from tests.support.fused_operations import PlainLoss, PlainPointwise
@@ -108,3 +110,23 @@ def test_a_fused_kernel_reads_what_an_earlier_one_wrote(born: str) -> None:
             x = ops.copy(outside)
         x.mul_(2.0).add_(1.0)
     assert recording.recorded().items[-1].least_bytes == 2 * 400  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("model", [BASE, MIXTRAL], ids=["dense", "experts"])
+def test_a_record_says_which_weights_each_matmul_reads(model: ModelConfig) -> None:
+    """All matrices of the block once, each at a matmul of its shape, in the newest record alone. A copy in fp32 is read of the
+    router's."""
+    rank = RecordedRank(_segment(model, "block"), model, Shape(1, 64, "bf16", "fp32", False, exchange=False))
+    for passes in (2, 1):
+        rank.recording.begin()
+        for _ in range(passes):
+            block_forward(rank.env, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing, 0)
+    read, items = rank.recording.weights, rank.recording.recorded().items
+    parameters = {each.name: each for unit in rank.segment.own for each in unit.parameters}
+    matrices = {n for n, each in parameters.items() if len(each.shape) > 1 and not n.endswith("mlp.gate.weight")}
+    assert sorted(name for run in read.values() for name in run) == sorted(matrices)
+    for place, run in read.items():
+        gemm = items[place]
+        assert isinstance(gemm, Gemm)
+        held = sum(parameters[name].numel for name in run)
+        assert gemm.columns * gemm.inner * gemm.groups == held, run

@@ -107,8 +107,8 @@ def by_rows(
     turned: Callable[[Tensor], Tensor],
     all_visible: Callable[[bool, int, int], Visible],
 ) -> tuple[Callable[..., Attended], Callable[..., Gradients]]:
-    """Both kernels, called as the operations call them: tokens before heads, documents of all rows laid flat. `turned`: from
-    tokens before heads to what the kernels take, and back. `all_visible`: as `dense`, where there are no documents."""
+    """Forward and backward kernel, called as the operations call them: tokens before heads, documents of all rows laid flat.
+    `turned`: from tokens before heads to what the kernels take, and back. `all_visible`: as `dense`, for no documents."""
 
     def attend_rows(
         q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None

@@ -112,7 +112,7 @@ def holding(pricer: Pricer, first: Priced, most: float, others: LowMemory) -> Pr
 def of_least_memory(
     pricer: Pricer, least: Iterable[tuple[float, Candidate]]
 ) -> tuple[list[Priced], list[tuple[Candidate, float]]]:
-    """The first layout that fits, in the order of their bounds of memory, and all that were simulated, with the bytes that they hold.
+    """The first layout that fits, in the order of their bounds of memory, and all that were simulated, with their bytes.
     `least`: those bounds, with their layouts."""
     tried: list[tuple[Candidate, float]] = []
     for _, candidate in sorted(least, key=lambda each: (each[0], each[1].words())):
