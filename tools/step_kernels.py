@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from fourfold.api.simulation import simulate
 from fourfold.config import UserError
-from fourfold.cost.waves import H100_MULTIPROCESSORS, matmuls, waste
 from fourfold.model.footprint import segment_footprint
 from fourfold.model.work import Elementwise, Gemm, Work
 from fourfold.simulate.step import Simulation
 from fourfold.simulate.step import simulate as simulate_step
+from tools.waves import H100_MULTIPROCESSORS, matmuls, waste
 
 MOST_ROWS = 30
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.cost.waves import waste
 from fourfold.model import head
 from fourfold.model.context.attention import attend_forward
 from fourfold.model.environment import Saved
@@ -20,6 +19,7 @@ from fourfold.model.shape import Shape, chunk_tokens, kernel_chunk_tokens
 from fourfold.model.spec import build_segments
 from fourfold.model.work import Gemm
 from tests.support.plain_model import PlainModel, random_tokens
+from tools.waves import waste
 
 MODEL = ModelConfig(2, 16, 4, 2, 4, 24, 37)
 TIED = ModelConfig(2, 16, 4, 2, 4, 24, 37, tie_embeddings=True)

@@ -9,7 +9,7 @@ of words lies there in any case, and no step looks across it. Two kinds of place
 
 A pre-tokenizer *separates* at such places if it always has a border of words there; it *passes* if its borders depend on
 nothing across them, so that a later one of a sequence still decides. One that is not known does neither: the text stays uncut,
-unless it is one word for a BPE whose merges leave places free (`merge_borders`).
+unless it is one word for a BPE whose merges leave places free (`one_word_places`).
 
 Llama 2, Mistral and Gemma write a space as `▁` and divide a text into no words. The merges left and right of a border between two
 characters are those of the two sides alone if no merge joins a token that ends with the first to one that begins with the second:

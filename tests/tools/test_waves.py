@@ -4,9 +4,9 @@ import heapq
 
 import pytest
 
-from fourfold.cost.waves import TILES, waste
 from fourfold.model.work import Gemm
 from tools import step_kernels
+from tools.waves import TILES, waste
 
 SHAPES = [
     (523, 2048, 4096, False, 1),
