@@ -1,13 +1,17 @@
 """A device's constants from samples: those of a synthetic device are found again, and a disturbed sample does not decide."""
 
+import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
 from fourfold.calibrate.device import GPU, PROCESSOR, Shapes
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, PASSES, Sample
-from fourfold.calibrate.one_device import fit_device
+from fourfold.calibrate.one_device import CONSTANTS, LOW, OUTLIER, START, _errors, _spread, fit_device
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import Device
 from fourfold.model.work import Gemm, Work
@@ -67,3 +71,42 @@ def test_passes_over_segments_weigh_more_than_single_kernels() -> None:
     slow = [Sample(PASSES, work, 1.2 * seconds)] * 20
     found = fit_device(replace(A_GPU, kernels={}), run, [*samples, *slow])
     assert found.constants["gemm_share"] < 0.95 * TRUE["gemm_share"]
+
+
+def test_the_fit_is_the_minimum_that_scipy_finds() -> None:
+    """Errors weigh as in Cauchy's distribution, departures from an unknown device's constants as in a normal one."""
+    run, chance, prior = run_of("bf16"), random.Random(1), fitted().device("default")
+    samples = [
+        each._replace(seconds=each.seconds * chance.uniform(0.96, 1.04) * (20.0 if index % 8 == 0 else 1.0))
+        for index, each in enumerate(samples_of(A_GPU, run, GPU))
+    ]
+    bare, start = (
+        replace(A_GPU, kernels={}),
+        {each.name: getattr(prior, each.name) for each in (*CONSTANTS, *LOW)} | START,
+    )
+    spreads, number = [_spread(each) for each in samples], len(samples)
+
+    def constants(departures: NDArray[np.float64]) -> dict[str, float]:
+        moved = zip(CONSTANTS, departures, strict=True)
+        return start | {each.name: each.moved(start[each.name], by) for each, by in moved}
+
+    def residuals(departures: NDArray[np.float64]) -> NDArray[np.float64]:
+        held = [by / each.spread for each, by in zip(CONSTANTS, departures, strict=True)]
+        return np.array([*np.divide(_errors(constants(departures), samples, bare, run), spreads), *held])
+
+    def weighed(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values, slopes and curvatures [3, residuals]."""
+        of_errors = np.arange(len(squares)) < number
+        share = 1 / (1 + squares / OUTLIER**2)
+        rows = -(OUTLIER**2) * np.log(share), share, -(share**2) / OUTLIER**2
+        plain = squares, np.ones_like(squares), np.zeros_like(squares)
+        return np.array([np.where(of_errors, *pair) for pair in zip(rows, plain, strict=True)])
+
+    limits = [
+        [math.log(end / start[each.name]) for each in CONSTANTS for end in (each.least, each.most)][side::2]
+        for side in (0, 1)
+    ]
+    best = least_squares(residuals, np.zeros(len(CONSTANTS)), loss=weighed, bounds=limits, diff_step=1e-3)
+    found = fit_device(bare, run, samples).constants
+    for each in CONSTANTS:
+        assert found[each.name] == pytest.approx(constants(best.x)[each.name], rel=5e-3), each.name
