@@ -1,6 +1,6 @@
 """`python -m fourfold` is the `fourfold` command."""
 
-from fourfold.cli import main
+from fourfold.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,20 @@
 """`import fourfold as ff`: light, lazy, and the same whatever was imported before, though three functions have packages' names."""
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
-from itertools import permutations
+from dataclasses import MISSING, fields
+from itertools import pairwise, permutations
 
 import pytest
 
 import fourfold as ff
 from fourfold.api import planning, programs, simulation, verification
+from fourfold.api.inputs import MachineOptions, TrainOptions
+from fourfold.api.options import PlanOptions, SimulateOptions
+from fourfold.cli.app import build_app, main
 
 FORMS = (
     "from fourfold.plan.planner import make_plan",
@@ -78,14 +84,50 @@ def test_a_callable_package_has_the_signature_of_its_function() -> None:
     assert inspect.signature(ff.simulate) == inspect.signature(simulation.simulate)
 
 
-@pytest.mark.parametrize("function", ["plan", "simulate"])
-def test_the_function_has_the_options_of_the_command(function: str) -> None:
-    """The command alone has options of the screen and of files."""
-    from fourfold.cli import plan, simulate
+COMMANDS = {"plan": PlanOptions, "simulate": SimulateOptions, "train": TrainOptions}
 
-    command = inspect.signature({"plan": plan.plan, "simulate": simulate.simulate}[function]).parameters
-    own = inspect.signature(getattr(ff, function)).parameters
-    on_screen = {"as_", "out", "json", "pp_rank", "memory", "trace", "verbose"}
-    assert set(command) - on_screen == set(own) - {"progress"}
-    for name in set(command) - on_screen - {"run", "overrides", "explain"}:
-        assert command[name].default == own[name].default, name
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_function_has_the_options_of_the_command(name: str) -> None:
+    """The command alone has options of the screen, of files and of other machines; the function what no shell can state."""
+    flags = {each.name for each in build_app(name)[name].assemble_argument_collection() if each.name.startswith("--")}
+    own = {f"--{each.strip('_').replace('_', '-')}" for each in inspect.signature(getattr(ff, name)).parameters}
+    in_shell = {
+        "--as",
+        "--out",
+        "--json",
+        "--pp-rank",
+        "--memory",
+        "--trace",
+        "--verbose",
+        "--as-nearest",
+        "--rehearse",
+    }
+    machines = {f"--{each.name.replace('_', '-')}" for each in fields(MachineOptions)}
+    assert flags - in_shell - machines == own - {"--run", "--overrides", "--progress", "--quiet", "--out"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_has_one_text_and_one_default(name: str, capsys) -> None:
+    """What `--help` prints of it is the text under its field, and the function's argument is that field."""
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    signature, told = inspect.signature(getattr(ff, name)).parameters, texts_of(COMMANDS[name])
+    for each in fields(COMMANDS[name]):
+        assert signature[each.name].default is (
+            each.default if each.default is not MISSING else inspect.Parameter.empty
+        )
+        if each.name not in ("run", "overrides", "progress", "quiet"):
+            assert told[each.name] in shown, each.name
+
+
+def texts_of(options: type) -> dict[str, str]:
+    """The text under each field of a class and its bases."""
+    found: dict[str, str] = {}
+    for owner in reversed(options.__mro__[:-1]):
+        body = ast.parse(inspect.getsource(owner)).body[0].body
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.cli.train import train_with
+from fourfold.api.launching import train_with
 from fourfold.config import RunFailure, UserError
 from fourfold.data.prepared import open_prepared
 from fourfold.launch.run_folder import RunFolder

@@ -3,14 +3,18 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
 from fourfold.config.run_file import apply_override, require_trust
 from fourfold.hardware import Cluster, has_count, load_cluster, require_count
+from fourfold.launch.external import Member, member_of, with_master
 from fourfold.launch.run_folder import RUN_FILE
 
 RunInput = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
@@ -21,6 +25,71 @@ ClusterInput = str | os.PathLike[str] | Cluster
 """`NAME`, `NAME:DEVICES`, a cluster file, or a cluster that `load_cluster` gave."""
 Number = str | float
 """A number, or text with a suffix: `"16M"`, `"15.6T"`."""
+AS_NEAREST = "model.as_nearest=true"
+"""The override that --as-nearest stands for."""
+P = ParamSpec("P")
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+def answers(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Answer]], Callable[P, Answer]]:
+    """Decorates a function of options, which from then on takes the fields of `options` as its arguments."""
+
+    def decorate(answer: Callable[[Asked], Answer]) -> Callable[P, Answer]:
+        @wraps(answer)
+        def ask(*args: P.args, **kwargs: P.kwargs) -> Answer:
+            return answer(options(*args, **kwargs))
+
+        returns = signature(answer).return_annotation
+        ask.__signature__ = signature(options).replace(return_annotation=returns)  # type: ignore[attr-defined]
+        return ask
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How many ranks are started, where the run lies, and whether it may change."""
+
+    ranks: int | None = None
+    """How many processes to start on this machine. Default: its share of those that the layout asks for, or one a CUDA device."""
+    out: os.PathLike[str] | str | None = None
+    """The run's folder. Default: runs/NAME for a run file NAME.toml."""
+    change: bool = False
+    """Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(LaunchOptions):
+    """All that `fourfold.train` takes."""
+
+    run: RunInput
+    overrides: Overrides = ()
+    quiet: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """This machine and the others that a run takes; None: the environment says it, or there is one machine."""
+
+    spares: int = 0
+    """Devices of this machine (or processes, on a CPU) beside those of --ranks that take the place of lost ones."""
+    nodes: int | None = None
+    """How many machines the run takes."""
+    node_rank: int | None = None
+    """The number of this machine, from 0, which leads. Machines from number --nodes on are spare."""
+    master: str | None = None
+    """HOST:PORT at which the machines reach the one that leads."""
+
+    def member(self) -> Member | None:
+        """This process among those that others start; None where it is alone."""
+        return member_of(with_master(os.environ, self.master), self.nodes, self.node_rank)
+
+    def flags(self) -> list[str]:
+        """The words that say it again."""
+        values = {**vars(self), "spares": self.spares or None}
+        stated = ((f"--{name.replace('_', '-')}", str(each)) for name, each in values.items() if each is not None)
+        return [word for pair in stated for word in pair]
 
 
 def readable_config(run: RunInput, overrides: Overrides, trust: bool) -> RunConfig:

@@ -1,15 +1,13 @@
 """The request of a plan, from a run and options; and the run of its result."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fourfold.api.inputs import (
-    ClusterInput,
-    Overrides,
-    RunInput,
     check_counted,
     cluster_name,
     loaded_cluster,
@@ -18,6 +16,7 @@ from fourfold.api.inputs import (
 )
 from fourfold.api.layout_overrides import split_overrides
 from fourfold.api.numbers import parse_length, parse_number
+from fourfold.api.options import PlanOptions
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
 from fourfold.config.presets import preset_of_hub
 from fourfold.config.run_file import apply_override, parse_run
@@ -30,29 +29,10 @@ from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request, batch_sequences
 from fourfold.plan.trainers import TRAINERS
-from fourfold.simulate.run_prices import OWN_SOFTWARE, SoftwareOverrides, check_compute
+from fourfold.simulate.run_prices import OWN_SOFTWARE, check_compute
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a request, as they were stated; None: not stated."""
-
-    run: RunInput | None
-    overrides: Overrides
-    model: str | None
-    cluster: ClusterInput | None
-    sequence_length: str | float | None
-    batch_tokens: str | float | None
-    batch_sequences: int | None
-    dtype: str | None
-    software: str | None
-    trainer: str | None
-    memory_share: float
-    software_overrides: SoftwareOverrides
-    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,8 +47,9 @@ class Asked:
     near: Nearest | None = None
 
 
-def read_request(options: Options) -> Asked:
+def read_request(options: PlanOptions) -> Asked:
     """A request read from the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
+    own = options.software_overrides()
     layout, overrides = split_overrides(override_texts(options.overrides))
     config = readable_config(options.run, overrides, options.trust) if options.run is not None else None
     named, length, sequences = options.cluster, None, options.batch_sequences
@@ -80,7 +61,7 @@ def read_request(options: Options) -> Asked:
             sequences = config.batch.global_sequences
     section = config.model if config is not None else None
     if options.model is not None:
-        section = _section(options.model)
+        section = _section(os.fspath(options.model))
     if section is None:
         raise UserError("what is to be planned? what works: fourfold plan RUN.toml, or --model llama3-8b")
     resolved, near = resolve_nearest(section, None if config is None else stated_vocab_size(section, config.data))
@@ -121,8 +102,8 @@ def read_request(options: Options) -> Asked:
         precision = precision.model_copy(update={"compute": dtype})
     check_compute(precision.compute, machine)
     masks = (data.document_mask, data.document_tokens)
-    trainer, own = TRAINERS[options.trainer or OWN_SOFTWARE], options.software_overrides
-    software = options.software or (trainer.software if options.trainer else config.cluster.software)
+    trainer = TRAINERS[options.for_ or OWN_SOFTWARE]
+    software = options.software or (trainer.software if options.for_ else config.cluster.software)
     own = own.of_run(config.cluster, software)
     request = Request.of(
         resolved,

@@ -1,36 +1,30 @@
 """`fourfold.plan`: the fastest layouts of a model on a cluster, found by simulating the programs that would run."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from fourfold.api.inputs import ClusterInput, Number, Overrides, RunInput, check_word
+from fourfold.api.inputs import answers, check_word
 from fourfold.api.numbers import parse_number
-from fourfold.api.plan_request import Asked, Options, model_notes, planned_run, read_request
+from fourfold.api.options import Dtype, Objective, PlanOptions, Trainer
+from fourfold.api.plan_request import Asked, model_notes, planned_run, read_request
 from fourfold.api.simulation import simulate
-from fourfold.api.software import software_overrides_of
 from fourfold.config import RunConfig, UserError
-from fourfold.config.schema import GemmDtype
 from fourfold.cost.fitted import framework_of
-from fourfold.plan.bounding import Progress
-from fourfold.plan.budget import BUDGET
 from fourfold.plan.constraints import parse_fixed
 from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
 from fourfold.plan.planner import Plan, make_plan
-from fourfold.plan.pricing import Priced
+from fourfold.plan.pricing import Priced, candidate_spec
 from fourfold.plan.request import SAFE, Request
 from fourfold.plan.trainers import TRAINERS
-from fourfold.report.format_plan import plan_document
+from fourfold.report.format_campaign import campaign_lines
+from fourfold.report.format_plan import plan_document, plan_lines
+from fourfold.report.plan_screen import screen_lines
 from fourfold.report.simulation_document import campaign_document
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.run_prices import OWN_SOFTWARE
-from fourfold.simulate.summary import MEMORY_SHARE
 
-Objective = Literal["fastest", "safest", "cheapest", "devices", "context", "model"]
-Trainer = Literal["fourfold", "megatron", "torchtitan", "deepspeed"]
-Dtype = Literal["bf16", "fp32"]
 COMPARED = ("fourfold", "megatron", "torchtitan")
 """Software that the best layout is priced under beside its own."""
 
@@ -101,6 +95,19 @@ class PlanResult:
             found.append((name, step.step_seconds if step is not None else None))
         return found
 
+    def lines(self, verbose: bool, next_step: str | None = None) -> list[list[str]]:
+        """Screens of text: the first at a glance, and `next_step` where layouts were found; with `verbose` all figures."""
+        head = [*self.notes, *self.searched]
+        head += [""] if head else []
+        if self.best is not None and not verbose:
+            more = [["", next_step]] if next_step is not None else []
+            return [[*head, *screen_lines(self.found, self.training, self.elsewhere())], *more]
+        screens = [[*head, *plan_lines(self.found)]]
+        if self.training is not None and self.best is not None:
+            state_bytes = candidate_spec(self.request, self.best.candidate).checkpoint_bytes
+            screens.append(["", *campaign_lines(self.training, state_bytes)])
+        return screens
+
     def to_json(self) -> dict[str, Any]:
         """The document of `fourfold plan --json`; units are in the keys."""
         document = plan_document(self.found)
@@ -123,33 +130,8 @@ class PlanResult:
 
 
 @without_collection()
-def plan(
-    run: RunInput | None = None,
-    overrides: Overrides = (),
-    *,
-    model: str | os.PathLike[str] | None = None,
-    cluster: ClusterInput | None = None,
-    sequence_length: Number | None = None,
-    batch_tokens: Number | None = None,
-    batch_sequences: int | None = None,
-    dtype: Dtype | None = None,
-    software: str | None = None,
-    gemm_dtype: GemmDtype | None = None,
-    context_bytes: Number | None = None,
-    fragmentation: float | None = None,
-    objective: Objective = "fastest",
-    tokens: Number | None = None,
-    deadline_days: float | None = None,
-    price: Number | None = None,
-    failure_hours: Number | None = None,
-    for_: Trainer | None = None,
-    explain: Sequence[str | Mapping[str, int | str]] = (),
-    keep: int = 5,
-    budget: float = BUDGET,
-    memory_share: float = MEMORY_SHARE,
-    trust: bool = False,
-    progress: Progress | None = None,
-) -> PlanResult:
+@answers(PlanOptions)
+def plan(asked: PlanOptions) -> PlanResult:
     """Find the fastest layouts of a model on a cluster. Needs neither torch nor the cluster.
 
     Give a run, or `model`, `cluster`, `sequence_length` and a batch. Arguments are the options of `fourfold plan`, with the same
@@ -165,87 +147,72 @@ def plan(
 
     Raises `UserError` with the command's message. Where nothing fits, `best` is None.
     """
-    _check(memory_share, keep, budget, objective, deadline_days)
-    check_word("--objective", objective, get_args(Objective))
-    check_word("--for", for_, get_args(Trainer))
-    check_word("--dtype", dtype, get_args(Dtype))
-    fixed = [parse_fixed(_text(each)) for each in explain]
-    batch = (sequence_length, batch_tokens, batch_sequences)
-    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
-    name = os.fspath(model) if model is not None else None
-    asked = read_request(
-        Options(run, overrides, name, cluster, *batch, dtype, software, for_, memory_share, software_overrides, trust)
-    )
-    length = _training_run(objective, tokens, price, failure_hours)
-    request = asked.request if objective != "safest" else replace(asked.request, most_risk=SAFE)
-    aim = _aimed(request, objective, length, deadline_days, budget, progress)
+    _check(asked)
+    objective, budget, progress = asked.objective, asked.budget, asked.progress
+    fixed = [parse_fixed(_text(each)) for each in asked.explain]
+    read = read_request(asked)
+    length = _training_run(asked)
+    request = read.request if objective != "safest" else replace(read.request, most_risk=SAFE)
+    aim = _aimed(request, length, asked)
     plans, settled = dict[int, Plan](), False
     while not settled:
         request = aim.request
         if request.devices not in plans:
-            plans[request.devices] = make_plan(request, fixed, budget, keep, progress)
+            plans[request.devices] = make_plan(request, fixed, budget, asked.keep, progress)
         found = plans[request.devices]
         training = length.campaign(request, found.best) if length is not None and found.best is not None else None
         settled = aim.settled_by(training)
     number = length.tokens if length is not None else None
-    return PlanResult(asked, found, objective, tuple(aim.lines), number, training, for_)
+    return PlanResult(read, found, objective, tuple(aim.lines), number, training, asked.for_)
 
 
 def _text(fields: str | Mapping[str, int | str]) -> str:
     return fields if isinstance(fields, str) else ",".join(f"{key}={value}" for key, value in fields.items())
 
 
-def _check(
-    memory_share: float,
-    keep: int,
-    budget: float,
-    objective: str,
-    deadline_days: float | None,
-) -> None:
+def _check(asked: PlanOptions) -> None:
     """Raises `UserError` for an option that cannot be, or that says nothing here."""
-    if not 0 < memory_share <= 1:
-        raise UserError(f"--memory-share {memory_share}: allowed: more than 0, at most 1; a value that works: 0.94")
-    if keep < 1 or keep > 1000:
-        raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
-    if not 0 < budget <= 86_400:
-        raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 60")
-    if deadline_days is not None and objective != "devices":
+    if not 0 < asked.memory_share <= 1:
         raise UserError(
-            f"--deadline-days {deadline_days}: says something only with --objective devices; allowed there alone"
+            f"--memory-share {asked.memory_share}: allowed: more than 0, at most 1; a value that works: 0.94"
         )
+    if asked.keep < 1 or asked.keep > 1000:
+        raise UserError(f"--keep {asked.keep}: allowed: 1 to 1000; a value that works: 5")
+    if not 0 < asked.budget <= 86_400:
+        raise UserError(f"--budget {asked.budget}: allowed: more than 0, at most 86400; a value that works: 60")
+    if asked.deadline_days is not None and asked.objective != "devices":
+        raise UserError(
+            f"--deadline-days {asked.deadline_days}: says something only with --objective devices; allowed there alone"
+        )
+    check_word("--objective", asked.objective, get_args(Objective))
+    check_word("--for", asked.for_, get_args(Trainer))
+    check_word("--dtype", asked.dtype, get_args(Dtype))
 
 
-def _aimed(
-    request: Request,
-    objective: str,
-    length: TrainingRun | None,
-    deadline_days: float | None,
-    budget: float,
-    progress: Progress | None,
-) -> Aim:
+def _aimed(request: Request, length: TrainingRun | None, asked: PlanOptions) -> Aim:
     """The request to plan for an objective, and what was found on the way there."""
+    objective, search = asked.objective, (asked.budget, asked.progress)
     if objective == "context":
-        return longest(request, budget, progress)
+        return longest(request, *search)
     if objective == "model":
-        return largest(request, budget, progress)
+        return largest(request, *search)
     if length is None or objective in ("fastest", "safest"):
         return Aim(request)
     if objective == "devices":
-        return fewest(request, length, _deadline(deadline_days), budget, progress)
+        return fewest(request, length, _deadline(asked.deadline_days), *search)
     if length.dollars_per_device_hour is None and request.cluster.dollars_per_device_hour is None:
         raise UserError(
             f"--objective cheapest: the cluster {request.cluster.key} states no price; what works: --price 2.5"
         )
-    return cheapest(request, length, budget, progress)
+    return cheapest(request, length, *search)
 
 
-def _training_run(
-    objective: str, tokens: Number | None, price: Number | None, failure_hours: Number | None
-) -> TrainingRun | None:
+def _training_run(asked: PlanOptions) -> TrainingRun | None:
     """The run whose length and cost are asked for. Raises `UserError` where its tokens are missing."""
+    tokens, price, failure_hours = asked.tokens, asked.price, asked.failure_hours
     if tokens is None:
-        if objective in ("cheapest", "devices"):
-            raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
+        if asked.objective in ("cheapest", "devices"):
+            raise UserError(f"--objective {asked.objective} needs --tokens; a value that works: --tokens 15T")
         for option, value in (("--price", price), ("--failure-hours", failure_hours)):
             if value is not None:
                 raise UserError(

@@ -46,6 +46,13 @@ def compiled_run(
     return resolve_run(config, ranks, vocabulary, transport)
 
 
+def check_pp_rank(pp_rank: int, pp: int) -> None:
+    """Raises `UserError` for a pipeline rank that a layout of so many has not."""
+    if not 0 <= pp_rank < pp:
+        allowed = "0" if pp == 1 else f"0 to {pp - 1}"
+        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {pp}; allowed: {allowed}")
+
+
 def run_heading(resolved: ResolvedRun) -> dict[str, Any]:
     """Model and layout of a run, as documents on its programs begin."""
     model = resolved.config.model.model_dump(mode="json", exclude_none=True)

@@ -11,8 +11,7 @@ from fourfold.api.advice import advice_of
 from fourfold.api.inputs import (
     ClusterInput,
     Number,
-    Overrides,
-    RunInput,
+    answers,
     check_counted,
     cluster_name,
     is_counted,
@@ -22,9 +21,8 @@ from fourfold.api.inputs import (
     readable_config,
 )
 from fourfold.api.numbers import parse_number
-from fourfold.api.software import software_overrides_of
+from fourfold.api.options import CampaignOptions, PlaceOptions, SimulateOptions, stated
 from fourfold.config import RunConfig, UserError
-from fourfold.config.schema import GemmDtype
 from fourfold.cost.prices import Prices
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
@@ -32,9 +30,26 @@ from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
 from fourfold.plan.advice import Advice
 from fourfold.report.fit import Fit, fit_of
-from fourfold.report.format_advice import advice_document
-from fourfold.report.format_nearest import nearest_document
+from fourfold.report.format_advice import advice_document, advice_lines
+from fourfold.report.format_campaign import campaign_lines
+from fourfold.report.format_interval import interval_lines
+from fourfold.report.format_matrices import matrix_lines
+from fourfold.report.format_nearest import nearest_document, nearest_lines
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.format_simulation import (
+    check_lines,
+    chosen_ranks,
+    communication_lines,
+    format_software,
+    late_lines,
+    memory_curve_lines,
+    memory_lines,
+    spent_lines,
+    step_lines,
+)
+from fourfold.report.screen import columns
 from fourfold.report.simulation_document import simulation_document
+from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.checks import CheckPrice, check_prices
@@ -42,7 +57,6 @@ from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.prediction import check_layers, check_size, predict_step, step_for_trace
 from fourfold.simulate.published import PublishedStep, published_step
 from fourfold.simulate.run_prices import (
-    SoftwareOverrides,
     check_compute,
     check_devices,
     executed_precision,
@@ -52,6 +66,8 @@ from fourfold.simulate.run_prices import (
 )
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
+
+_INTERRUPTIONS = ("checkpoint_seconds", "restart_seconds", "repair_seconds")
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,6 +129,43 @@ class SimulationResult:
         events = write_trace(shown, Path(path))
         return f"trace of {events} events written to {path}; open it at ui.perfetto.dev{cut}"
 
+    def lines(self, pp_rank: int | None = None, memory: bool = False) -> list[str]:
+        """The text of `fourfold simulate`. `pp_rank`: alone in the tables; `memory`: drawn over the step."""
+        resolved, machine, summary = self.resolved, self.cluster, self.summary
+        ranks = chosen_ranks(resolved.layout.pp, pp_rank, columns())
+        used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
+        software = format_software(summary.step.simulation.prices)
+        lines = [
+            *verdict_lines(summary),
+            *([f"idle:   {self.idle}"] if self.idle is not None else []),
+            *advice_lines(self.advice, summary),
+            "",
+            model_line(resolved),
+            layout_line(resolved),
+            f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
+            "",
+            *step_lines(summary),
+            *matrix_lines(summary),
+            *interval_lines(summary),
+            *([self.published.line(summary.seconds)] if self.published is not None else []),
+            "",
+            *late_lines(summary),
+            "",
+            *spent_lines(summary, ranks),
+        ]
+        traffic = communication_lines(summary)
+        lines += ["", *traffic] if traffic else []
+        lines += ["", *memory_lines(summary, ranks)]
+        if memory:
+            lines += ["", *memory_curve_lines(summary, ranks)]
+        lines += ["", *check_lines(self.checks)] if self.checks else []
+        lines += ["", *nearest_lines(summary)]
+        if self.campaign is not None:
+            lines += ["", *campaign_lines(self.campaign, resolved.spec.checkpoint_bytes, self.stated)]
+        else:
+            lines += ["", "run        how long it is, is not stated: --tokens 15.6T, or batch.steps"]
+        return lines
+
     def to_json(self, memory_curves: bool = False, advice: bool = True) -> dict[str, Any]:
         """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step. `advice`:
         with changes that help, which takes longer than the rest."""
@@ -141,24 +194,8 @@ class SimulationResult:
 
 
 @without_collection()
-def simulate(
-    run: RunInput,
-    overrides: Overrides = (),
-    *,
-    cluster: ClusterInput | None = None,
-    ranks: int | None = None,
-    software: str | None = None,
-    gemm_dtype: GemmDtype | None = None,
-    context_bytes: Number | None = None,
-    fragmentation: float | None = None,
-    tokens: Number | None = None,
-    failure_hours: Number | None = None,
-    checkpoint_seconds: Number | None = None,
-    restart_seconds: Number | None = None,
-    repair_seconds: Number | None = None,
-    price: Number | None = None,
-    trust: bool = False,
-) -> SimulationResult:
+@answers(SimulateOptions)
+def simulate(asked: SimulateOptions) -> SimulationResult:
     """Predict a step of a run on a cluster: time, MFU, memory, and the run's length and cost. Needs neither torch nor the cluster.
 
     Arguments are the options of `fourfold simulate`, with the same defaults: `cluster` and `software` are those of the run where
@@ -170,19 +207,14 @@ def simulate(
 
     Raises `UserError` with the command's message. A step that does not fit is a result: `fits` is False.
     """
-    config = readable_config(run, overrides, trust)
-    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
-    resolved, machine, prices = priced_run(config, cluster, ranks, software, software_overrides)
-    is_as_published = not overrides and (cluster is None or cluster_name(cluster) == config.cluster.preset)
+    config = readable_config(asked.run, asked.overrides, asked.trust)
+    cluster, ranks = asked.cluster, asked.ranks
+    resolved, machine, prices = priced_run(config, asked)
+    is_as_published = not asked.overrides and (cluster is None or cluster_name(cluster) == config.cluster.preset)
     rents_all = ranks is None and is_counted(_cluster(config, cluster))
     idle = idle_devices(resolved.layout, config.batch.global_sequences, machine) if rents_all else None
-    given = {
-        "checkpoint_seconds": checkpoint_seconds,
-        "restart_seconds": restart_seconds,
-        "repair_seconds": repair_seconds,
-    }
-    assumptions = _assumptions(resolved, machine, failure_hours, price, given)
-    wanted = _tokens(config, tokens)
+    assumptions = _assumptions(resolved, machine, asked)
+    wanted = _tokens(config, asked.tokens)
     summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), resolved.layout.num_microbatches)
     published = None
     if is_as_published:
@@ -194,25 +226,19 @@ def simulate(
         length = campaign(*step, devices, machine.node_devices, assumptions, rented)
 
     def again(more: Sequence[str]) -> SimulationResult:
-        options = {"cluster": cluster, "ranks": ranks, "software": software, "gemm_dtype": gemm_dtype}
-        sizes = {"context_bytes": context_bytes, "fragmentation": fragmentation}
-        return simulate(run, (*override_texts(overrides), *more), **options, **sizes, trust=trust)  # type: ignore[arg-type]
+        overrides = (*override_texts(asked.overrides), *more)
+        return simulate(asked.run, overrides, **stated(PlaceOptions, asked), trust=asked.trust)
 
-    stated = frozenset(name for name, value in given.items() if value is not None)
+    given = frozenset(name for name in _INTERRUPTIONS if getattr(asked, name) is not None)
     checks = tuple(check_prices(summary.step, resolved.spec, config.faults, config.checkpoint.memory_every_steps))
-    return SimulationResult(resolved, machine, summary, length, published, idle, stated, checks, again)
+    return SimulationResult(resolved, machine, summary, length, published, idle, given, checks, again)
 
 
-def priced_run(
-    config: RunConfig,
-    cluster: ClusterInput | None,
-    ranks: int | None,
-    software: str | None,
-    software_overrides: SoftwareOverrides,
-) -> tuple[ResolvedRun, Cluster, Prices]:
-    """The run's layout on its cluster, and the prices of all that it does. Arguments as in `simulate`. Raises `UserError`."""
-    where = _cluster(config, cluster)
-    software = software if software is not None else config.cluster.software
+def priced_run(config: RunConfig, asked: PlaceOptions) -> tuple[ResolvedRun, Cluster, Prices]:
+    """The run's layout on its cluster, and the prices of all that it does. Raises `UserError`."""
+    software_overrides = asked.software_overrides()
+    where = _cluster(config, asked.cluster)
+    software = asked.software if asked.software is not None else config.cluster.software
     software_overrides = software_overrides.of_run(config.cluster, software)
     machine = loaded_cluster(where)
     config = on_cluster(config, where)
@@ -222,8 +248,8 @@ def priced_run(
     vocabulary = stated_vocab_size(config.model, config.data)
     model = resolve_model(config.model, vocabulary)
     check_layers(model)
-    wanted_ranks = ranks if ranks is not None else filling_ranks(config, model, machine.devices)
-    if ranks is None and (config.layout.auto or config.layout.dp_shard is None):
+    wanted_ranks = asked.ranks if asked.ranks is not None else filling_ranks(config, model, machine.devices)
+    if asked.ranks is None and (config.layout.auto or config.layout.dp_shard is None):
         check_counted(where)
     resolved = resolve_run(config, wanted_ranks, vocabulary, transport_on(machine))
     check_devices(resolved.layout, machine)
@@ -254,29 +280,23 @@ def _tokens(config: RunConfig, stated: Number | None) -> int | None:
     return batch.steps * batch.global_sequences * batch.sequence_length if batch.steps is not None else None
 
 
-def _assumptions(
-    resolved: ResolvedRun,
-    machine: Cluster,
-    failure_hours: Number | None,
-    price: Number | None,
-    given: dict[str, Number | None],
-) -> Assumptions:
+def _assumptions(resolved: ResolvedRun, machine: Cluster, asked: CampaignOptions) -> Assumptions:
     """The given assumptions, else the cluster's, else the defaults."""
 
     def number(stated: Number | None, option: str, example: str, default: float, least: float) -> float:
         return default if stated is None else parse_number(stated, option, example, least, 1e9)
 
     hours, dollars = machine.mean_hours_between_failures_per_device, machine.dollars_per_device_hour
-    if failure_hours is not None:
-        hours = parse_number(failure_hours, "--failure-hours", "50k", 1e-3, 1e12)
-    if price is not None:
-        dollars = parse_number(price, "--price", "2.5", 0.0, 1e6)
+    if asked.failure_hours is not None:
+        hours = parse_number(asked.failure_hours, "--failure-hours", "50k", 1e-3, 1e12)
+    if asked.price is not None:
+        dollars = parse_number(asked.price, "--price", "2.5", 0.0, 1e6)
     usual = usual_checkpoint_seconds(resolved.spec.checkpoint_bytes, resolved.layout.world_size, machine)
     return Assumptions(
         failure_hours=hours,
-        checkpoint_seconds=number(given["checkpoint_seconds"], "--checkpoint-seconds", "60", usual, 1e-3),
-        restart_seconds=number(given["restart_seconds"], "--restart-seconds", "600", RESTART_SECONDS, 0.0),
-        repair_seconds=number(given["repair_seconds"], "--repair-seconds", "14400", REPAIR_SECONDS, 0.0),
+        checkpoint_seconds=number(asked.checkpoint_seconds, "--checkpoint-seconds", "60", usual, 1e-3),
+        restart_seconds=number(asked.restart_seconds, "--restart-seconds", "600", RESTART_SECONDS, 0.0),
+        repair_seconds=number(asked.repair_seconds, "--repair-seconds", "14400", REPAIR_SECONDS, 0.0),
         dollars_per_device_hour=dollars,
         watts_per_device=machine.watts_per_device,
     )

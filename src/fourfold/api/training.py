@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fourfold.api.inputs import Overrides, RunInput, config_of
+from fourfold.api.inputs import RunInput, TrainOptions, answers, config_of
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
@@ -93,15 +93,8 @@ class TrainResult:
         return train_html(self)
 
 
-def train(
-    run: RunInput,
-    overrides: Overrides = (),
-    *,
-    ranks: int | None = None,
-    out: str | os.PathLike[str] | None = None,
-    change: bool = False,
-    quiet: bool = False,
-) -> TrainResult:
+@answers(TrainOptions)
+def train(asked: TrainOptions) -> TrainResult:
     """Train a model on this machine, as `fourfold train` does; returns when the run has finished. A folder that holds this run
     already is resumed, under another layout too.
 
@@ -112,15 +105,15 @@ def train(
     Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
     is saved first. Call it from the main thread, in one process: it starts the ranks itself.
     """
-    config = config_of(run, overrides)
+    config = config_of(asked.run, asked.overrides)
     member = member_of(os.environ)
     if member is not None:
         raise UserError(
             f"this process is {member} of {member.count} of another launcher; fourfold.train starts all ranks "
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
-    folder = RunFolder(_folder(run, out))
-    end = train_locally(config, ranks, folder, quiet, change=change)
+    folder = RunFolder(_folder(asked.run, asked.out))
+    end = train_locally(config, asked.ranks, folder, asked.quiet, change=asked.change)
     if end.outcome is not None and end.outcome.exit_code:
         raise KeyboardInterrupt(
             how_it_stopped(end.outcome, end.state, folder, config, Command(folder.run_file, out=folder.path))

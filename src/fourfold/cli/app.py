@@ -66,7 +66,9 @@ def build_app(asked: str) -> "App":
     for order, (name, (module, function)) in enumerate(COMMANDS.items()):
         path = f"fourfold.cli.{module}"
         if name == asked:
-            app.command(getattr(import_module(path), function), name=name, sort_key=order)
+            from fourfold.cli.options import as_command
+
+            app.command(as_command(getattr(import_module(path), function)), name=name, sort_key=order)
         else:
             app.command(f"{path}:{function}", name=name, sort_key=order, help=summary(name))
     return app

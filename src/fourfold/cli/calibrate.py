@@ -8,9 +8,10 @@ from typing import Any
 
 import tomli_w
 
+from fourfold.api.new_file import check_new_file, write_new_file
 from fourfold.api.numbers import parse_number
 from fourfold.cli.calibrate_device import calibrate_device, say_if_busy
-from fourfold.cli.options import Flag, check_new_file, print_json, write_new_file
+from fourfold.cli.options import Flag, print_json
 from fourfold.config import UserError
 from fourfold.hardware import parse_cluster
 from fourfold.launch.machine import memory_bytes, num_cores, require_packages

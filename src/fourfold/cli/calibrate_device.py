@@ -7,8 +7,9 @@ import tomllib
 from functools import partial
 from pathlib import Path
 
+from fourfold.api.new_file import write_new_file
 from fourfold.calibrate.budget import Shares
-from fourfold.cli.options import print_json, write_new_file
+from fourfold.cli.options import print_json
 from fourfold.config import UserError
 from fourfold.hardware import parse_device
 from fourfold.launch.machine import busy_cores, memory_bytes

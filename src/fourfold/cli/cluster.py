@@ -6,8 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from fourfold.api.new_file import check_new_file, write_new_file
 from fourfold.api.numbers import parse_number
-from fourfold.cli.options import Flag, check_new_file, print_json, write_new_file
+from fourfold.cli.options import Flag, print_json
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import parse_cluster
 from fourfold.hardware.new_cluster import Figure, new_cluster

@@ -1,50 +1,65 @@
-"""Options that commands share: flags, the document that `--json` prints, files for `--out`.
-
-Such a file is checked before the work, never written over another, there in full or not at all.
-"""
+"""Options that commands share, classes of options as flags, and the document that `--json` prints."""
 
 import json
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cyclopts import Parameter
 
-from fourfold.config import RunFailure, UserError
 from fourfold.config.json_lines import finite
-from fourfold.config.whole_file import write_whole
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Trust = Annotated[Flag, Parameter(help="Import the Python code that the run names (layout.schedule, model.block = python:...). "
+                                       "train imports it in any case.")]  # fmt: skip
+TrustEach = Annotated[Flag, Parameter(help="Import the Python code that a run names (layout.schedule, model.block = python:...). "
+                                           "train imports it in any case.")]  # fmt: skip
+Json = Annotated[Flag, Parameter(help="Print one JSON document and nothing else.")]
 Repeated = Annotated[list[str] | None, Parameter(negative=())]
-AS_NEAREST = "model.as_nearest=true"
-"""The override that --as-nearest stands for."""
+
+
+def as_command(function: Callable[..., int]) -> Callable[..., int]:
+    """The function as cyclopts takes it: each parameter whose type is a class of options stands for the flags of its fields."""
+    parameters = dict(signature(function).parameters)
+    unasked = {}
+    for name, each in parameters.items():
+        if is_dataclass(each.annotation):
+            flags: Any = _as_flags(each.annotation)
+            unasked[name] = flags()
+            parameters[name] = each.replace(annotation=Annotated[flags, Parameter(name="*")], default=unasked[name])
+
+    @wraps(function)
+    def command(*args: Any, **kwargs: Any) -> int:
+        return function(*args, **unasked | kwargs)
+
+    command.__signature__ = signature(function).replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    return command
+
+
+def _as_flags(options: Any) -> type:
+    """The options with the types that a command line has for them; an object of this class is one of `options` too."""
+    typed = {each.name: _as_flag(each.type) for each in fields(options)}
+    defaults = {each.name: each.default for each in fields(options)}
+    made = type(options.__name__, (options,), {"__annotations__": typed, "__doc__": options.__doc__, **defaults})
+    return dataclass(frozen=True, kw_only=True)(made)
+
+
+def _as_flag(kind: Any) -> Any:
+    """The first of the types that an argument of the API may have, which is the one that a person types."""
+    if kind is bool:
+        return Flag
+    first, *more = get_args(kind) if get_origin(kind) not in (None, Literal, Sequence, tuple) else (kind,)
+    if get_origin(first) in (Sequence, tuple):
+        return Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
+    shown = Path if get_origin(first) is os.PathLike else first
+    return shown | None if type(None) in more else shown
 
 
 def print_json(document: dict[str, Any]) -> None:
     """One document and nothing else, with null for NaN: files may hold any, and JSON has none."""
     print(json.dumps(finite(document), indent=1, allow_nan=False))
-
-
-def check_pp_rank(pp_rank: int, pp: int) -> None:
-    """Raises `UserError` for a pipeline rank that a layout of so many has not."""
-    if not 0 <= pp_rank < pp:
-        allowed = "0" if pp == 1 else f"0 to {pp - 1}"
-        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {pp}; allowed: {allowed}")
-
-
-def check_new_file(out: Path, works: str, another: str | Path, suffix: str = "") -> None:
-    """Raises `UserError` where `out` cannot be a new file. `works`: a name that works; `another`: one beside a file that is there;
-    `suffix`: the end that the name must have."""
-    if not out.name.endswith(suffix) or not out.absolute().parent.is_dir():
-        kind = f"a {suffix} file" if suffix else "a file"
-        raise UserError(f"--out {out}: should name {kind} in a folder that is there; a value that works: --out {works}")
-    if os.path.lexists(out):
-        raise UserError(f"--out {out}: is there already; name a new file, for example --out {another}")
-
-
-def write_new_file(out: Path, text: str) -> None:
-    """Writes a small file in one piece. Raises `RunFailure`."""
-    try:
-        write_whole(out, text)
-    except OSError as error:
-        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None

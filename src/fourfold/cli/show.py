@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fourfold.api.programs import compiled_run, run_heading
+from fourfold.api.programs import check_pp_rank, compiled_run, run_heading
 from fourfold.api.verification import Verification
-from fourfold.cli.options import Flag, check_pp_rank, print_json
+from fourfold.cli.options import Flag, print_json
 from fourfold.cli.timeline import Part, show_timeline
 from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun

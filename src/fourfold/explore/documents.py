@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from fourfold.api.options import PlanOptions, names
 from fourfold.api.planning import plan
 from fourfold.api.programs import RunProgram
 from fourfold.api.simulation import simulate
@@ -45,7 +46,6 @@ COLLECTIVE_KEYS = {
     "per_node": Annotated[int, Field(ge=1, le=16)],
     "buffer_bytes": Annotated[float, Field(ge=1, le=1e15)],
 }
-_NOT_OF_PLANS = ("checkpoint_seconds", "restart_seconds", "repair_seconds")
 
 
 def simulation(body: Body, report: Report) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def trace(body: Body, report: Report) -> dict[str, Any]:
 def searched(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold plan --json`. Layout keys hold the search where the request states them."""
     setup, own = _divided(body, dict.fromkeys(PLAN_OPTIONS, object))
-    options = {key: value for key, value in setup.options.items() if key not in _NOT_OF_PLANS}
+    options = {key: value for key, value in setup.options.items() if key in names(PlanOptions)}
     return plan(setup.run_input, setup.stated, **options, **own, progress=report).to_json()
 
 

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from fourfold.api.inputs import readable_config
 from fourfold.api.numbers import parse_number
+from fourfold.api.options import PlaceOptions, names
 from fourfold.api.simulation import priced_run
-from fourfold.api.software import software_overrides_of
 from fourfold.cost.collectives import level_shares, span_of
 from fourfold.cost.prices import Prices
 from fourfold.explore.cluster_types import MachineDevice
@@ -73,10 +73,9 @@ def _levels(cluster: Cluster, price: float | None) -> list[dict[str, Any]]:
 
 def priced_setup(setup: Setup) -> tuple[ResolvedRun, Cluster, Prices]:
     """The run that a setup states, on its cluster, priced. Raises `UserError`."""
-    options = setup.options
-    changed = software_overrides_of(*(options.get(name) for name in ("gemm_dtype", "context_bytes", "fragmentation")))
     config = readable_config(setup.run_input, setup.stated, trust=False)
-    return priced_run(config, setup.cluster, None, setup.software, changed)
+    options = {key: value for key, value in setup.options.items() if key in names(PlaceOptions)}
+    return priced_run(config, PlaceOptions(**options))
 
 
 def groups_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,17 +55,26 @@ _NAMES = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._/@:+,=*-]{0,199}")
 
 @dataclass(frozen=True)
 class Site:
-    """Names that the writer of a job cannot know; None: not stated. `setup`: shell lines that run on a node before the command."""
+    """Names that the writer of a job cannot know, each an option of `fourfold job`; None: not stated."""
 
     setup: tuple[str, ...] = ()
+    """A shell line that every node runs first, for example 'source /shared/venv/bin/activate'. Can be repeated."""
     partition: str | None = None
+    """Slurm's partition."""
     account: str | None = None
+    """Slurm's account."""
     time: str | None = None
+    """Slurm's time limit, for example 2-00:00:00. 5 minutes before its end the run is saved; then the job starts again."""
     image: str | None = None
+    """The container image that holds fourfold (k8s, skypilot)."""
     storage: str | None = None
+    """The PersistentVolumeClaim (k8s) or volume (skypilot) that all nodes read and write."""
     namespace: str | None = None
+    """Kubernetes' namespace."""
     infra: str | None = None
+    """SkyPilot's cloud, as cloud/region/zone, or k8s."""
     accelerator: str | None = None
+    """SkyPilot's name of the devices. Default: that of the cluster's devices."""
 
     def __post_init__(self) -> None:
         for name in self.stated():
