@@ -24,7 +24,6 @@ SHORT = {
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "api/new_file.py": "files for `--out`, which commands and what they call write",
     "cli/data.py": "one command, one file",
-    "cli/doctor.py": "one command, one file",
     "cli/list.py": "one command, one file",
     "config/section.py": "what the schema and the optimizers both stand on",
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",

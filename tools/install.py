@@ -18,7 +18,7 @@ VERSIONS = "Python 3.11 to 3.14"
 CONSTRAINTS = "constraints.txt"
 _PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 _IMPORTED = (
-    "fourfold.cli.train, fourfold.train.worker, fourfold.api.training, fourfold.cli.report, fourfold.explore.server"
+    "fourfold.cli.train, fourfold.train.worker, fourfold.api.training, fourfold.cli.runs, fourfold.explore.server"
 )
 """The modules of `make train` and `make explore`: the first import compiles them, and shows that the packages work."""
 

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 from case import PublishedCase, SettledPrediction, Skip
 from compare import validate as compare
 from explain import explain_case, explanation_lines
-from fourfold.cli.countdown import Countdown
+from fourfold.cli.progress import Countdown
 from fourfold.config import UserError, did_you_mean
 from normalise import normalise
 from row import Row, Unread

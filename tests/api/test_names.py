@@ -109,7 +109,7 @@ def test_the_function_has_the_options_of_the_command(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_has_one_text_and_one_default(name: str, capsys) -> None:
-    """What `--help` prints of it is the text under its field, and the function's argument is that field."""
+    """`--help` prints the text under its field, and the function's argument is that field."""
     with pytest.raises(SystemExit):
         main([name, "--help"])
     shown = re.sub(r"[\s│]+", " ", capsys.readouterr().out)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.api.calibration import say_if_busy
 from fourfold.cli.app import run
-from fourfold.cli.calibrate_device import say_if_busy
 from fourfold.config.whole_file import write_whole
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import load_cluster
@@ -152,6 +152,6 @@ def test_what_others_keep_busy_is_counted(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("busy", "told"), [(None, False), (0.1, False), (1.3, True)])
 def test_a_loaded_machine_is_told_of_first(busy, told, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr("fourfold.cli.calibrate_device.busy_cores", lambda: busy)
+    monkeypatch.setattr("fourfold.api.calibration.busy_cores", lambda: busy)
     say_if_busy()
     assert ("note: other processes keep 1.3 of" in capsys.readouterr().err) == told

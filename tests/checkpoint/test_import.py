@@ -9,7 +9,7 @@ import tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.checkpoint import WeightFolder
-from fourfold.cli.huggingface import import_
+from fourfold.cli.checkpoint import import_
 from fourfold.config import ModelSection, UserError, load_run
 from fourfold.huggingface import resolve_model
 from tests.checkpoint.huggingface_models import named_tensors, write

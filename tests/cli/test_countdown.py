@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fourfold.cli.countdown import Countdown
+from fourfold.cli.progress import Countdown
 
 
 class Terminal(io.StringIO):

@@ -20,9 +20,9 @@ import httpx
 import pytest
 import uvicorn
 
-from fourfold.cli.explore import listening_socket, own_address
 from fourfold.explore import connections, guard
 from fourfold.explore.connections import BoundedProtocol, most_connections
+from fourfold.explore.entrance import listening_socket, own_address
 from fourfold.explore.server import Settings
 from tests.support.explore_server import needs_page, printed_by
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 pytest.importorskip("torch")
 
-from fourfold.cli.explore import newest_run
+from fourfold.explore.entrance import newest_run
 from fourfold.explore.schema import SCHEMAS
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare

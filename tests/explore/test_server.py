@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from fourfold.cli.explore import listening_socket
+from fourfold.explore.entrance import listening_socket
 from fourfold.explore.pool import Superseded, WorkerPool
 from tests.support.explore_server import client_of, cookies_of, needs_page, running
 

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.checkpoint import WeightFolder
-from fourfold.cli.huggingface import import_
+from fourfold.cli.checkpoint import import_
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.huggingface import FAMILIES, resolve_model
 from fourfold.layout import resolve_layout

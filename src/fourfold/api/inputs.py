@@ -61,7 +61,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class TrainOptions(LaunchOptions):
-    """All that `fourfold.train` takes."""
+    """The arguments of `fourfold.train`."""
 
     run: RunInput
     overrides: Overrides = ()
@@ -82,7 +82,7 @@ class MachineOptions:
     """HOST:PORT at which the machines reach the one that leads."""
 
     def member(self) -> Member | None:
-        """This process among those that others start; None where it is alone."""
+        """This process among those that others start; None where it is alone. Raises `UserError`."""
         return member_of(with_master(os.environ, self.master), self.nodes, self.node_rank)
 
     def flags(self) -> list[str]:

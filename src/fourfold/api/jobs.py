@@ -34,7 +34,7 @@ class NodeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """What a run file may stand for, and import."""
+    """Permission to run the nearest model, and to import code."""
 
     as_nearest: bool = False
     """Submit a run file whose model only stands for another (model.nearest_to)."""

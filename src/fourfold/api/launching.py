@@ -27,8 +27,8 @@ def train_with(
     machines: MachineOptions | None = None,
     server: Started | None = None,
 ) -> int:
-    """Trains as the command says; its exit code. `worker`: a program that stands in for a rank, and `grace_seconds` the time that
-    it has to end once another failed. `server`: what forks ranks, started before. Raises `UserError` and `RunFailure`."""
+    """Trains as the command says; its exit code. `worker`: a program that stands in for a rank, which has `grace_seconds` to
+    end once another failed. `server`: what forks ranks, started before. Raises `UserError` and `RunFailure`."""
     machines = machines or MachineOptions()
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
@@ -43,7 +43,8 @@ def train_with(
 
 
 def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Member, spares: int) -> int:
-    """Starts this machine's ranks as the leader orders, until it says that the run has ended; the exit code."""
+    """Starts this machine's ranks as the leader orders, until it says that the run has ended; the exit code. Raises
+    `UserError`."""
     check_request(config, command.ranks)
     check_spares(spares)
     all_ranks(config, command.ranks, member)

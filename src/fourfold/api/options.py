@@ -24,7 +24,7 @@ Dtype = Literal["bf16", "fp32"]
 
 @dataclass(frozen=True, kw_only=True)
 class SoftwareOptions:
-    """Whose software runs it, and what is different there."""
+    """The software that runs a step, and what is different there."""
 
     software: str | None = None
     """Whose software runs it: fourfold, or a framework and its year. Default: fourfold."""
@@ -70,7 +70,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOptions(SoftwareOptions, Place):
-    """Where a step is simulated, and whose software runs it."""
+    """The devices and the software that a step is simulated with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class RunOptions(TrustOption, CampaignOptions):
 
 @dataclass(frozen=True)
 class SimulateOptions(RunOptions, PlaceOptions):
-    """All that `fourfold.simulate` takes."""
+    """The arguments of `fourfold.simulate`."""
 
     run: RunInput
     overrides: Overrides = ()
@@ -126,7 +126,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion(SoftwareOptions, Problem):
-    """What is to be planned, and what for."""
+    """The question of a plan: the problem, its software, and the objective."""
 
     software: str | None = None
     """Whose software runs it: fourfold, or a framework and its year. Default: that of --for, else fourfold."""
@@ -153,7 +153,7 @@ class PlanQuestion(SoftwareOptions, Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How long is searched, in which memory, and how much is shown."""
+    """The effort of a search, the memory it may fill, and how much is shown."""
 
     keep: int = 5
     """How many layouts to show."""
@@ -170,7 +170,7 @@ class SearchOptions(TrustOption, Search):
 
 @dataclass(frozen=True)
 class PlanOptions(SearchOptions, PlanQuestion):
-    """All that `fourfold.plan` takes."""
+    """The arguments of `fourfold.plan`."""
 
     run: RunInput | None = None
     overrides: Overrides = ()

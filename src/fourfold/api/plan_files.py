@@ -18,8 +18,9 @@ from fourfold.report.format_plan import format_best_layout
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """What a plan left. `run_file`: where it was written. `export`: a script for `target`. `open_keys`: a line on what a large run
-    leaves to defaults, which `fourfold job` and `train` do not take; `again`: the command that simulates the file."""
+    """The files of a plan. `run_file`: where it was written. `export`: a script for `target`. `open_keys`: a line on what a
+    large run leaves to defaults, which `fourfold job` and `train` do not take. `again`: the command that simulates the file.
+    `other_trainer`: why the trainer cannot run the layout."""
 
     run_file: Path | None = None
     target: str | None = None

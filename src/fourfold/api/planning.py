@@ -96,7 +96,8 @@ class PlanResult:
         return found
 
     def lines(self, verbose: bool, next_step: str | None = None) -> list[list[str]]:
-        """Screens of text: the first at a glance, and `next_step` where layouts were found; with `verbose` all figures."""
+        """Screens of text: the first at a glance, and `next_step` where layouts were found; with `verbose` all figures. Raises
+        `UserError` as `elsewhere` does."""
         head = [*self.notes, *self.searched]
         head += [""] if head else []
         if self.best is not None and not verbose:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fourfold.api.inputs import (
@@ -19,7 +20,9 @@ from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
 from fourfold.program import Instruction, MemoryPeak, Program, from_text, memory_curve, memory_peak, to_text
-from fourfold.report.program_table import program_rows, program_totals
+from fourfold.report.format_run import layout_line, model_line, transport_lines
+from fourfold.report.legend import legend_lines
+from fourfold.report.program_table import program_rows, program_totals, table_lines, totals_lines
 from fourfold.simulate.run_prices import transport_on
 
 Kind = Literal["train", "evaluate"]
@@ -66,6 +69,51 @@ def run_heading(resolved: ResolvedRun) -> dict[str, Any]:
     }
 
 
+def read_program(path: Path, resolved: ResolvedRun) -> Program:
+    """The program in a file that `--full` printed. Raises `UserError` where it is none of this run."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--program {path}: cannot be read: {error}; what works: a file that --full printed") from None
+    program = from_text(text, str(path))
+    if not program.instructions:
+        raise UserError(f"{path}: holds no instruction; what works: a file that --full printed")
+    if program.kind not in ("train", "evaluate"):
+        raise UserError(f"{path}: kind {program.kind!r} is unknown; allowed: train, evaluate")
+    if not 0 <= program.pp_rank < resolved.layout.pp:
+        raise UserError(f"{path}: pp_rank {program.pp_rank} is not below the layout's pp = {resolved.layout.pp}")
+    return program
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """Where each rank of a run stands, in a line and as its counters have it."""
+
+    rows: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def read(cls, folder: Path, resolved: ResolvedRun) -> "RunProgress":
+        """From the folder of a run that is training or was. Raises `UserError` where no rank has reported."""
+        from fourfold.runtime.progress import describe_positions, read_positions
+
+        found = read_positions(folder, ranks=resolved.layout.world_size) if folder.is_dir() else []
+        if not found:
+            raise UserError(
+                f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was"
+            )
+        lines = describe_positions(resolved.programs_at, resolved.layout, found)
+        keys = [{"rank": rank, "step": p.step, "index": p.at, "time": p.time} for rank, p in enumerate(found)]
+        return cls(tuple({**row, "text": line} for row, line in zip(keys, lines, strict=True)))
+
+    def lines(self) -> list[str]:
+        """A line a rank."""
+        return [row["text"] for row in self.rows]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `fourfold show --progress --json`."""
+        return {"ranks": list(self.rows)}
+
+
 @dataclass(frozen=True, repr=False)
 class RunProgram:
     """The programs of a run: `lists` holds one for each pipeline rank. Ranks that differ only in data, tensor, context or expert
@@ -92,7 +140,11 @@ class RunProgram:
         """Compiles one step of a run. `ranks`: as many as the layout asks for where left out. `cluster`: compile for its transport,
         as `simulate` does, instead of this machine's. `trust`: import the code that the run names. Raises `UserError`."""
         check_word("kind", kind, get_args(Kind))
-        resolved = compiled_run(run, overrides, ranks, cluster, trust)
+        return cls.of_resolved(compiled_run(run, overrides, ranks, cluster, trust), kind)
+
+    @classmethod
+    def of_resolved(cls, resolved: ResolvedRun, kind: Kind) -> "RunProgram":
+        """The programs of a run that was compiled."""
         programs = resolved.train_programs if kind == "train" else resolved.evaluate_programs
         lists = {program.pp_rank: program for program in programs.values()}
         return cls(resolved, kind, tuple(lists[pp_rank] for pp_rank in sorted(lists)))
@@ -138,6 +190,21 @@ class RunProgram:
         program = self._list(pp_rank)
         document = {**run_heading(self.resolved), "kind": self.kind, "pp_rank": pp_rank}
         return {**document, "program": program_rows(program), "totals": program_totals(program)}
+
+    def lines(self, pp_rank: int, limit: int, where: str) -> list[str]:
+        """The text of `fourfold show`: at most `limit` rows (0: all), for the transport of `where`. Raises `UserError` for a
+        pipeline rank that the layout has not."""
+        program, resolved = self._list(pp_rank), self.resolved
+        what = "evaluation" if self.kind == "evaluate" else "training step"
+        head = [model_line(resolved), layout_line(resolved), *transport_lines(resolved, where)]
+        table = [*table_lines(program, limit), "", *legend_lines(program), "", *totals_lines(program)]
+        return [*head, "", f"one {what} of a rank:", *table]
+
+    def comments(self, pp_rank: int, where: str) -> list[str]:
+        """Lines behind the text form, on the transport of `where` and on what the letters mean. Raises `UserError` for a pipeline
+        rank that the layout has not."""
+        lines = [*transport_lines(self.resolved, where), *legend_lines(self._list(pp_rank))]
+        return [f"# {line}" for line in lines]
 
     def _list(self, pp_rank: int) -> Program:
         found = next((program for program in self.lists if program.pp_rank == pp_rank), None)

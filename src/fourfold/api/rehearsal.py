@@ -22,8 +22,8 @@ from fourfold.supervise.signals import stopped_by_signals
 
 
 def rehearsal(run: Path, overrides: Sequence[str], ranks: int | None) -> Iterator[list[str]]:
-    """Screens of text, each as soon as it is known: the steps, then the training. Raises `UserError`, and `RunFailure` where a
-    device would reject it."""
+    """Screens of text, each as soon as it is known: the steps, then the training. Raises `UserError`; `RunFailure` where a device
+    would reject it."""
     config = load_run(run, overrides)
     check_request(config, ranks)
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), "native")

@@ -130,7 +130,8 @@ class SimulationResult:
         return f"trace of {events} events written to {path}; open it at ui.perfetto.dev{cut}"
 
     def lines(self, pp_rank: int | None = None, memory: bool = False) -> list[str]:
-        """The text of `fourfold simulate`. `pp_rank`: alone in the tables; `memory`: drawn over the step."""
+        """The text of `fourfold simulate`. `pp_rank`: alone in the tables; `memory`: drawn over the step. Raises `UserError` for a
+        layout that advice cannot change."""
         resolved, machine, summary = self.resolved, self.cluster, self.summary
         ranks = chosen_ranks(resolved.layout.pp, pp_rank, columns())
         used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"

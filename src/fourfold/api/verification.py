@@ -10,7 +10,8 @@ from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program import Fault, Program, digest
 from fourfold.program import verify as verify_programs
-from fourfold.report.program_table import distinct_programs, proof
+from fourfold.report.format_run import layout_line, model_line, transport_lines
+from fourfold.report.program_table import distinct_programs, proof, proof_lines
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +46,14 @@ class Verification:
     def proofs(self) -> list[dict[str, Any]]:
         """The extent of the proof for each group of programs; empty where there are faults."""
         return [proof(dict(group)) for group in self.programs] if self.sound else []
+
+    def lines(self, where: str) -> list[str]:
+        """The text of `fourfold show --verify`, for the transport of `where`."""
+        if not self.sound:
+            number = len(self.faults)
+            return [f"NOT sound: {number} fault{'s' if number > 1 else ''}", *map(str, self.faults)]
+        head = [model_line(self.resolved), layout_line(self.resolved), *transport_lines(self.resolved, where)]
+        return [*head, *(line for each in self.proofs() for line in proof_lines(each))]
 
     def to_json(self) -> dict[str, Any]:
         """The document of `fourfold show --verify --json`."""

@@ -1,10 +1,11 @@
-"""`fourfold checkpoint`: lists, verifies, exports and reshards the checkpoints of a run, without its ranks."""
+"""`fourfold checkpoint`, `import` and `export`: the states of a run, and folders of Hugging Face."""
 
 import sys
 from pathlib import Path
 from typing import Literal
 
 from fourfold.api.checkpoints import (
+    SavedCheckpoint,
     checkpoint_paths,
     chosen_checkpoint,
     replay,
@@ -12,12 +13,12 @@ from fourfold.api.checkpoints import (
     saved_checkpoint,
     verify_checkpoint,
 )
-from fourfold.cli.huggingface import write_export
+from fourfold.api.huggingface import export_model, import_model
 from fourfold.cli.options import Flag, print_json
 from fourfold.config import RunFailure, UserError
 from fourfold.config.remote_path import place
 from fourfold.launch.machine import require_packages
-from fourfold.report.units import format_bytes
+from fourfold.report.units import format_bytes, format_count
 
 
 def checkpoint(
@@ -69,8 +70,7 @@ def checkpoint(
     if out is None:
         raise UserError(f"--out is missing: {action} writes a folder; a value that works: --out {root.name}-{action}")
     if action == "export":
-        write_export(found, Path(out), dtype)
-        return 0
+        return print_export(found, Path(out), dtype)
     folder, config = reshard(found, overrides, ranks, place(out))
     layout = config.layout
     print(
@@ -130,4 +130,75 @@ def _replay(path: Path, step: int | None, steps: int, trust: bool) -> int:
             f"{found.path}: steps {end.first} to {end.last - 1} are not equal when run again: {end.differences[0]}"
         )
     print(f"{found.path}: steps {end.first} to {end.last - 1} run again: {what} are equal, bit for bit")
+    return 0
+
+
+def import_(
+    folder: Path,
+    /,
+    *,
+    out: Path,
+    corpus: str = "stdlib",
+    tokenizer: str | None = None,
+    without_dropout: bool = False,
+) -> int:
+    """Write a run file that goes on training the model of a Hugging Face folder.
+
+    Reads config.json and checks that every tensor is there and whole. Keys and tensors that are not used are refused or named. The
+    weights stay where they are: the run file names them as model.initial.
+
+    Parameters
+    ----------
+    folder
+        A folder with config.json and safetensors, as save_pretrained of transformers writes it.
+    out
+        The run file to write, a new one.
+    corpus
+        What to train on: "stdlib", a folder, a file, a glob, or a Megatron .bin/.idx pair.
+    tokenizer
+        "bytes", "bpe:N", or the path of a tokenizer.json. Default: the folder's own tokenizer.json.
+    without_dropout
+        Import a model whose config.json states dropout, and train it without. By default it is refused.
+    """
+    made = import_model(folder, out, corpus, tokenizer, without_dropout)
+    print(f"{out}: {made.family}, {format_count(made.num_parameters)} parameters, all tensors found and whole")
+    for note in made.notes:
+        print(f"note: {note}")
+    print(f"Set [batch] and [optimizer] to your liking, then: fourfold train {out}")
+    return 0
+
+
+def export(
+    run: Path,
+    /,
+    *,
+    out: Path,
+    step: int | None = None,
+    dtype: Literal["fp32", "bf16", "fp64"] = "fp32",
+    trust: Flag = False,
+) -> int:
+    """Write a checkpoint as a Hugging Face folder: config.json, safetensors and the tokenizer, as transformers loads it.
+
+    Parameters
+    ----------
+    run
+        The folder of a run, or one of its checkpoints.
+    out
+        The folder to write, new or empty.
+    step
+        Which checkpoint. Default: the latest.
+    dtype
+        The number format that is written.
+    trust
+        Import the Python code that the run names (model.block, layout.schedule = python:...). train imports it in any case.
+    """
+    require_packages("export", "torch", "safetensors")
+    return print_export(chosen_checkpoint(run, step, trust), out, dtype)
+
+
+def print_export(found: SavedCheckpoint, out: Path, dtype: str) -> int:
+    """Writes a checkpoint as a Hugging Face folder, and says so."""
+    for warning in export_model(found, out, dtype):
+        print(f"warning: {warning}")
+    print(f'{out}: step {found.step} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')
     return 0

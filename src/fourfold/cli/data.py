@@ -4,11 +4,11 @@ import json as json_text
 import sys
 from pathlib import Path
 
-from fourfold.cli.options import Flag
+from fourfold.cli.options import Json
 from fourfold.config import load_run
 
 
-def data(run: Path, /, *overrides: str, json: Flag = False) -> int:
+def data(run: Path, /, *overrides: str, json: Json = False) -> int:
     """Prepare the data of a run, and print what they are: files, documents, tokens, entropy, an excerpt.
 
     Prepared data is found again; fourfold train prepares by itself.
@@ -19,8 +19,6 @@ def data(run: Path, /, *overrides: str, json: Flag = False) -> int:
         A run file.
     overrides
         Keys of the run file, as section.key=value, for example data.corpus=texts data.tokenizer=bpe:8192.
-    json
-        Print one JSON document and nothing else.
     """
     from fourfold.data.prepare import prepare
     from fourfold.report.console import preparing

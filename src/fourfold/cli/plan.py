@@ -9,7 +9,7 @@ from fourfold.api.options import PlanQuestion, SearchOptions
 from fourfold.api.plan_files import check_plan_files, write_plan_files
 from fourfold.api.planning import plan as make_plan
 from fourfold.cli.options import Flag, Json, print_json
-from fourfold.cli.plan_progress import showing
+from fourfold.cli.progress import showing
 from fourfold.report.screen import print_screen
 from fourfold.simulate.paused_garbage_collection import without_collection
 

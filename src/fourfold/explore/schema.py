@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from fourfold.config import UserError
+from fourfold.config import RunFailure, UserError
 from fourfold.config.whole_file import bounded
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
@@ -17,6 +17,7 @@ from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsD
 from fourfold.explore.prediction_types import AdviceDocument, EstimateDocument, PlanDocument, SimulationDocument, exact
 from fourfold.explore.run_types import ComparisonDocument, MetricsDocument, RunDocument
 from fourfold.explore.task_types import JudgementDocument, TasksDocument
+from fourfold.report.page_file import NOT_BUILT, is_built, write_page
 
 
 @exact
@@ -122,3 +123,13 @@ def saved_document(path: Path) -> dict[str, Any]:
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no number of JSON")
+
+
+def saved_page(path: Path, out: Path | None = None) -> Path:
+    """Writes the page of a plan or a simulation that `--json` saved; its file, by default beside it. Raises `UserError` and
+    `RunFailure`."""
+    if not is_built():
+        raise RunFailure(NOT_BUILT)
+    page = out if out is not None else path.with_suffix(".html")
+    write_page(page, path.stem, saved_document(path))
+    return page

@@ -1,4 +1,4 @@
-"""The file of a device that was measured: every figure with what it means and how it was found; and the result on a screen."""
+"""A device or a machine that was measured: the file, every figure with its meaning and its origin; and the result on a screen."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import tomli_w
 
 from fourfold.calibrate.findings import DeviceFindings
+from fourfold.calibrate.kernels import library_text
+from fourfold.calibrate.machine import best_matmul
 from fourfold.report.format_simulation import seconds_text
 from fourfold.report.units import format_bytes
 
@@ -112,3 +114,28 @@ def document(found: DeviceFindings, table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rate(value: float) -> str:
     return f"{value / 1e12:.4g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.4g} GFLOP/s"
+
+
+def machine_lines(
+    devices: int, table: dict[str, Any], fits: dict[int, float], by_library: dict[int, tuple[str, ...]]
+) -> list[str]:
+    """The results in a few lines."""
+    lines = []
+    parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}
+    for ranks, part in sorted(parts.items()):
+        kernels, software = part["kernels"], part["software"]
+        peak = best_matmul(kernels)
+        line = (
+            f"{ranks} rank{'s' if ranks > 1 else ' '} x {software['threads']} thread{'s' if software['threads'] > 1 else ' '}: "
+            f"matmuls{library_text(by_library[ranks])} {peak / 1e9:.1f} GFLOP/s a rank, operators "
+            f"{kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and {1e6 * kernels['launch_seconds']:.1f} us each"
+        )
+        if ranks in fits:
+            line += f", segments described to {100 * fits[ranks]:.1f} %"
+        if ranks > 1:
+            line += f"; alone a rank runs {software['relative_speeds'][0]:.2f} times as fast"
+        lines.append(line)
+    cores = table["calibration"]["cores"]
+    if cores and devices > cores:
+        lines.append(f"{devices} ranks share {cores} cores: what they slow one another down is in the file")
+    return lines

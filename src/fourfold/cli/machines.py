@@ -1,4 +1,4 @@
-"""`fourfold cluster new`: a cluster file from a few words, every figure explained."""
+"""`fourfold cluster` and `fourfold calibrate`: the file of a machine, from a few words or from measurements."""
 
 import shutil
 import textwrap
@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from fourfold.api.calibration import CalibrateOptions, calibrated
 from fourfold.api.new_file import check_new_file, write_new_file
 from fourfold.api.numbers import parse_number
-from fourfold.cli.options import Flag, print_json
+from fourfold.cli.options import Json, print_json
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import parse_cluster
 from fourfold.hardware.new_cluster import Figure, new_cluster
@@ -24,7 +25,7 @@ def cluster(
     link: str | None = None,
     price: str | None = None,
     out: Path = Path("cluster.toml"),
-    json: Flag = False,
+    json: Json = False,
 ) -> int:
     """Write a cluster file from a few words, and say what each figure means and where it comes from.
 
@@ -45,8 +46,6 @@ def cluster(
         Dollars for a device hour, for costs.
     out
         The file to write.
-    json
-        Print one JSON document and nothing else.
     """
     dollars = None if price is None else parse_number(price, "--price", "2.5", 0.0, 1e6)
     made = new_cluster(nodes, device, network, link, dollars)
@@ -71,4 +70,21 @@ def cluster(
         print(textwrap.fill(f"{each.what:<22}  {each.value:<12} {each.source}", width, subsequent_indent=" " * 37))
     grown = f" {out}:{2 * found.devices} has twice as many devices." if found.levels[-1].scalable else ""
     print(f"\nuse it as: --cluster {out}.{grown} Every figure can be changed in the file: docs/clusters.md.")
+    return 0
+
+
+def calibrate(*, asked: CalibrateOptions, json: Json = False) -> int:
+    """Measure this machine, or one device of it, and write a file for --cluster or the run file's [cluster] preset.
+
+    The machine: matmuls and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with
+    each of the given numbers of ranks running at once. One device: the same kernels in larger shapes, peaks, memory, launches, and
+    the constants that describe them, for a cluster of such devices. Stop everything else first.
+    """
+    found = calibrated(asked, quiet=json)
+    if json:
+        print_json(found.document)
+        return 0
+    for line in found.lines:
+        print(line)
+    print(f"written to {found.out}; use it as: fourfold simulate RUN.toml --cluster {found.out}")
     return 0

@@ -1,12 +1,12 @@
-"""`fourfold import` and `fourfold export`: from a Hugging Face folder to a run file, from a run to a Hugging Face folder."""
+"""From a Hugging Face folder to a run file, and from a checkpoint to a Hugging Face folder."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tomli_w
 
-from fourfold.api.checkpoints import SavedCheckpoint, chosen_checkpoint
-from fourfold.cli.options import Flag
+from fourfold.api.checkpoints import SavedCheckpoint
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
 from fourfold.huggingface import resolve_model
@@ -14,38 +14,21 @@ from fourfold.huggingface.config_json import end_of_text, load_config, stated_fa
 from fourfold.huggingface.tensors import num_modules
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
-from fourfold.report.units import format_count
 
 _MAX_SEQUENCE = 1024
 
 
-def import_(
-    folder: Path,
-    /,
-    *,
-    out: Path,
-    corpus: str = "stdlib",
-    tokenizer: str | None = None,
-    without_dropout: bool = False,
-) -> int:
-    """Write a run file that goes on training the model of a Hugging Face folder.
+@dataclass(frozen=True)
+class ImportedModel:
+    """A model whose run file was written. `notes`: lines on what of it is not used."""
 
-    Reads config.json and checks that every tensor is there and whole. Keys and tensors that are not used are refused or named. The
-    weights stay where they are: the run file names them as model.initial.
+    family: str
+    num_parameters: int
+    notes: tuple[str, ...]
 
-    Parameters
-    ----------
-    folder
-        A folder with config.json and safetensors, as save_pretrained of transformers writes it.
-    out
-        The run file to write, a new one.
-    corpus
-        What to train on: "stdlib", a folder, a file, a glob, or a Megatron .bin/.idx pair.
-    tokenizer
-        "bytes", "bpe:N", or the path of a tokenizer.json. Default: the folder's own tokenizer.json.
-    without_dropout
-        Import a model whose config.json states dropout, and train it without. By default it is refused.
-    """
+
+def import_model(folder: Path, out: Path, corpus: str, tokenizer: str | None, without_dropout: bool) -> ImportedModel:
+    """Writes a run file that goes on training the model of a folder. Raises `UserError` and `RunFailure`."""
     if out.exists():
         raise UserError(
             f"--out {out}: exists and is not overwritten; name a new file, for example --out {out.stem}-2.toml"
@@ -63,13 +46,7 @@ def import_(
     stated = config.model_copy(update={"model": resolved.config.model})
     text = tomli_w.dumps(stated.model_dump(mode="json", exclude_unset=True, exclude_none=True))
     _write_new(out, f"# The model of {folder.absolute()}, to be trained further.\n{text}")
-    print(
-        f"{out}: {resolved.model.family}, {format_count(resolved.num_parameters)} parameters, all tensors found and whole"
-    )
-    for note in notes:
-        print(f"note: {note}")
-    print(f"Set [batch] and [optimizer] to your liking, then: fourfold train {out}")
-    return 0
+    return ImportedModel(resolved.model.family, resolved.num_parameters, notes)
 
 
 def _imported(
@@ -126,57 +103,29 @@ def _write_new(path: Path, text: str) -> None:
         raise RunFailure(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
 
 
-def export(
-    run: Path,
-    /,
-    *,
-    out: Path,
-    step: int | None = None,
-    dtype: Literal["fp32", "bf16", "fp64"] = "fp32",
-    trust: Flag = False,
-) -> int:
-    """Write a checkpoint as a Hugging Face folder: config.json, safetensors and the tokenizer, as transformers loads it.
-
-    Parameters
-    ----------
-    run
-        The folder of a run, or one of its checkpoints.
-    out
-        The folder to write, new or empty.
-    step
-        Which checkpoint. Default: the latest.
-    dtype
-        The number format that is written.
-    trust
-        Import the Python code that the run names (model.block, layout.schedule = python:...). train imports it in any case.
-    """
-    require_packages("export", "torch", "safetensors")
-    write_export(chosen_checkpoint(run, step, trust), out, dtype)
-    return 0
-
-
-def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
-    """Writes a checkpoint as a Hugging Face folder, and says so. The tokenizer comes from the folder of its run."""
+def export_model(found: SavedCheckpoint, out: Path, dtype: str) -> list[str]:
+    """Writes a checkpoint as a Hugging Face folder; warnings on what is not in it. The tokenizer comes from its run's folder.
+    Raises `UserError` and `RunFailure`."""
     from fourfold.checkpoint import KEPT, export_checkpoint, read_origin
     from fourfold.data.prepared import open_prepared
 
-    tokenizer_file, eos = None, None
+    tokenizer_file, eos, warnings = None, None, list[str]()
     if found.folder is None:
-        print("warning: the tokenizer is not written: a checkpoint has none; name the folder of its run to write it")
+        warnings.append("the tokenizer is not written: a checkpoint has none; name the folder of its run to write it")
     else:
         try:
             prepared = open_prepared(str(found.folder.data().get("prepared")))
             tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
         except RunFailure as error:
-            print(f"warning: the tokenizer is not written: {error}")
+            warnings.append(f"the tokenizer is not written: {error}")
     model, initial = resolve_model(found.config.model), found.config.model.initial
     kept = found.folder.path / KEPT if found.folder is not None else None
     places = [place for place in (kept, Path(initial) if initial is not None else None) if place is not None]
     origin = next((each for place in places if (each := read_origin(place)) is not None), None)
     if initial is not None and origin is None:
-        print(
-            f"warning: {initial}, which the weights came from, is gone or has no config.json: its ids of bos and pad, chat "
+        warnings.append(
+            f"{initial}, which the weights came from, is gone or has no config.json: its ids of bos and pad, chat "
             "template and generation_config.json are not written; put it back and export again to have them"
         )
     export_checkpoint(found.path, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos, origin=origin)
-    print(f'{out}: step {found.step} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')
+    return warnings

@@ -1,0 +1,73 @@
+"""`fourfold report`: a run as it was measured beside its prediction, in text, as a document, a page and a trace."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import RunFailure
+from fourfold.config.run_rows import read_rows
+from fourfold.launch.run_folder import RunFolder
+from fourfold.report.comparison import Comparison, compare
+from fourfold.report.format_comparison import comparison_document, comparison_lines
+from fourfold.report.format_goodput import goodput_lines
+from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
+from fourfold.report.run_feed import run_documents
+from fourfold.report.run_files import check_files
+from fourfold.report.run_trace import TRACE, write_run_trace
+from fourfold.supervise.goodput import MeasuredGoodput, goodput
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run beside its prediction, and what was written of it. `page` None: there is none, since it is not built."""
+
+    comparison: Comparison
+    goodput: MeasuredGoodput
+    page: Path | None
+    trace: Path
+    num_events: int
+
+    def lines(self) -> list[str]:
+        """The text of `fourfold report`."""
+        found = self.comparison
+        return [
+            *comparison_lines(found),
+            "",
+            *goodput_lines(self.goodput, found.measured_seconds),
+            f"\npage {self.page if self.page is not None else f'none: {NOT_BUILT}'}",
+            f"trace of {self.num_events} events for ui.perfetto.dev {self.trace}",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `fourfold report --json`."""
+        return {
+            **comparison_document(self.comparison),
+            "goodput": self.goodput.to_json(),
+            "page": str(self.page) if self.page is not None else None,
+            "trace": str(self.trace),
+        }
+
+
+def run_report(
+    path: Path,
+    cluster: str | None = None,
+    software: str | None = None,
+    out: Path | None = None,
+    trace: Path | None = None,
+    trust: bool = False,
+) -> RunReport:
+    """Compares the run in a folder with its prediction, and writes its page and its trace. Raises `UserError`; `RunFailure` where
+    a page is asked for and cannot be written."""
+    if out is not None and not is_built():
+        raise RunFailure(NOT_BUILT)
+    check_files(path)
+    folder = RunFolder(path)
+    found = compare(folder, cluster, software, trust)
+    page = out if out is not None else path / REPORT
+    if is_built():
+        write_page(page, folder.path.resolve().name, run_documents(folder, found, trust))
+    written = trace if trace is not None else path / TRACE
+    events = write_run_trace(found, written)
+    time_of = goodput(list(read_rows(folder.events)), read_rows(folder.metrics), time.time())
+    return RunReport(found, time_of, page if is_built() else None, written, events)

@@ -1,0 +1,59 @@
+"""`fourfold validate` and `fourfold fit`: measured runs beside their predictions, and software adjusted to them."""
+
+import json as json_text
+from dataclasses import asdict
+from pathlib import Path
+
+from fourfold.api.validation import fitted, validated
+from fourfold.cli.options import Json, TrustEach, print_json
+from fourfold.cli.progress import Countdown
+from fourfold.report.format_fit import fit_lines
+from fourfold.report.format_validation import validation_lines
+from fourfold.simulate.paused_garbage_collection import without_collection
+
+
+@without_collection()
+def validate(*paths: Path, cluster: str | None = None, trust: TrustEach = False, json: Json = False) -> int:
+    """Predict runs that were measured and compare: errors of step time and memory, order of layouts, regret.
+
+    Cases are stated in the run file's words, each with its cluster, its software and what was measured; examples/cases.toml shows
+    how. Several layouts of one model, cluster and batch are ranked against each other. `presets` names the runs of the literature
+    that ship: each is compared with its published figure.
+
+    Parameters
+    ----------
+    paths
+        Files of [[case]] tables, folders of runs that fourfold trained, `presets`, or preset:NAME.
+    cluster
+        Predict the runs of the folders on this cluster: NAME, NAME:DEVICES or a cluster file. Default: each run's own.
+    """
+    found = validated(paths, cluster, trust)
+    print(json_text.dumps(found.to_json(), indent=1, allow_nan=False) if json else "\n".join(validation_lines(found)))
+    return 0 if any(outcome.prediction.refused is None for outcome in found.outcomes) else 1
+
+
+@without_collection()
+def fit(
+    *paths: Path, out: Path | None = None, cluster: str | None = None, trust: TrustEach = False, json: Json = False
+) -> int:
+    """Adjust the constants of a software to a few measured runs: plan and simulate then predict its next runs better.
+
+    One to five runs of one software are enough. Its constants stay as near to the shipped ones as the runs allow.
+
+    Parameters
+    ----------
+    paths
+        Files of [[case]] tables, or folders of runs, as for validate.
+    out
+        Write the software here, a new file, for --software of plan and simulate.
+    cluster
+        Take the runs of the folders as of this cluster: NAME, NAME:DEVICES or a cluster file. Default: each run's own.
+    """
+    with Countdown("predictions") as progress:
+        cases, found = fitted(paths, out, cluster, trust, progress)
+    if json:
+        names = [case.name for case in cases]
+        print_json({"cases": names, **asdict(found), "software_file": str(out) if out else None})
+    else:
+        print("\n".join(fit_lines(found, cases, out)))
+    return 0
