@@ -23,7 +23,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             SmallRun(resolved, ("data.corpus",)), Counter(save=3, evaluate=2, sample=1), 7.2
         )
 
-    monkeypatch.setattr(training, "rehearse_training", rehearsed)
+    monkeypatch.setattr("fourfold.api.rehearsal.rehearse_training", rehearsed)
     return began
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+from fourfold.api.run_feed import RunFeed
 from fourfold.config import UserError
 from fourfold.explore.run import run_comparison
-from fourfold.report.run_feed import RunFeed
 from tests.support.left_run import leave_run
 from tests.support.spoiled import Spoiled, spoiled_folders
 

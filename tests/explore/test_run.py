@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 from fourfold.explore.entrance import newest_run
 from fourfold.explore.schema import SCHEMAS
 from fourfold.launch.run_folder import RunFolder
-from fourfold.report.comparison import compare
+from fourfold.results.comparison import compare
 from tests.explore.test_pages import violations
 from tests.explore.test_strategy import saved, until
 from tests.report.test_comparison import CLUSTER, as_predicted

@@ -113,8 +113,8 @@ def test_a_plan_and_a_simulation_open_from_the_disk(offline, tmp_path: Path, kin
 
 def long_run(folder: RunFolder) -> dict[str, Any]:
     """Documents of 64 ranks with thousands of instructions, and of 100,000 steps with one peak."""
-    from fourfold.report.comparison import compare
-    from fourfold.report.run_feed import run_documents
+    from fourfold.api.run_feed import run_documents
+    from fourfold.results.comparison import compare
 
     documents = run_documents(folder, compare(folder), trust=False)
     metrics = StepMetrics()

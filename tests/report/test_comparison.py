@@ -14,11 +14,12 @@ from fourfold.program import lower_pipeline, memory_peak, rank_view
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
 from fourfold.program.stage_map import stage_map
-from fourfold.report.comparison import compare
-from fourfold.report.format_comparison import comparison_document, comparison_lines
+from fourfold.report.format_comparison import comparison_lines
 from fourfold.report.run_trace import write_run_trace
 from fourfold.report.side_by_side import measured_side
 from fourfold.report.units import format_bytes
+from fourfold.results.comparison import compare
+from fourfold.results.step_timeline import comparison_document
 from fourfold.runtime.clock import TimedStep
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import Simulation, simulate

@@ -7,9 +7,9 @@ import pytest
 
 import fourfold as ff
 from fourfold.api.simulation import SimulationResult
-from fourfold.report.fit import LEAST, PHRASES, Fit
 from fourfold.report.format_plan import plan_lines
 from fourfold.report.verdict import verdict_lines
+from fourfold.results.fit import LEAST, PHRASES, Fit
 
 MODELS = ("llama3-8b", "qwen2.5-7b", "llama3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "mistral-7b")
 

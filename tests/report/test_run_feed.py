@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.api.run_feed import RunFeed
 from fourfold.config import UserError
 from fourfold.report.follow import Follower
-from fourfold.report.run_feed import RunFeed
 from fourfold.report.run_files import check_files
 from fourfold.report.run_metrics import StepMetrics
 from fourfold.report.run_state import describe_event

@@ -3,8 +3,8 @@
 import pytest
 
 from fourfold.report.format_goodput import goodput_lines
+from fourfold.results.goodput import goodput
 from fourfold.simulate.campaign import efficiency, young_interval
-from fourfold.supervise.goodput import goodput
 
 
 def event(time: float, kind: str, **values) -> dict:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from fourfold.supervise.goodput import goodput
+from fourfold.results.goodput import goodput
 from tests.support.supervised import Supervised, left_by, read_lines, write_run
 
 pytestmark = pytest.mark.faults

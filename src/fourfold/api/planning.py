@@ -17,10 +17,14 @@ from fourfold.plan.planner import Plan, make_plan
 from fourfold.plan.pricing import Priced, candidate_spec
 from fourfold.plan.request import SAFE, Request
 from fourfold.plan.trainers import TRAINERS
+from fourfold.report.format_advice import advice_record
 from fourfold.report.format_campaign import campaign_lines
-from fourfold.report.format_plan import plan_document, plan_lines
+from fourfold.report.format_plan import plan_lines
 from fourfold.report.plan_screen import screen_lines
-from fourfold.report.simulation_document import campaign_document
+from fourfold.report.verdict import verdict_lines
+from fourfold.results.plan import plan_record
+from fourfold.results.prediction import campaign_record
+from fourfold.results.record import document
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.run_prices import OWN_SOFTWARE
@@ -111,12 +115,17 @@ class PlanResult:
 
     def to_json(self) -> dict[str, Any]:
         """The document of `fourfold plan --json`; units are in the keys."""
-        document = plan_document(self.found)
-        document["trainer"] = self.trainer
-        document["run"] = campaign_document(self.training) if self.training is not None else None
-        document["objective"] = {"name": self.objective, "lines": list(self.searched)}
-        document["notes"] = self.notes
-        return document
+        step = self.found.best_step
+        found = plan_record(
+            self.found,
+            verdict_lines(step) if step is not None else [],
+            advice_record(self.found.advice, step) if step is not None else None,
+            trainer=self.trainer,
+            run=campaign_record(self.training) if self.training is not None else None,
+            objective={"name": self.objective, "lines": list(self.searched)},
+            notes=self.notes,
+        )
+        return dict(document(found))
 
     def __repr__(self) -> str:
         where = f"{self.request.devices} x {self.request.cluster.device.name}"

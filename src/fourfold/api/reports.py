@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fourfold.api.run_feed import run_documents
 from fourfold.config import RunFailure
 from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
-from fourfold.report.comparison import Comparison, compare
-from fourfold.report.format_comparison import comparison_document, comparison_lines
+from fourfold.report.format_comparison import comparison_lines
 from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
-from fourfold.report.run_feed import run_documents
 from fourfold.report.run_files import check_files
 from fourfold.report.run_trace import TRACE, write_run_trace
-from fourfold.supervise.goodput import MeasuredGoodput, goodput
+from fourfold.results.comparison import Comparison, compare
+from fourfold.results.goodput import MeasuredGoodput, goodput
+from fourfold.results.record import document
+from fourfold.results.step_timeline import comparison_document
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class RunReport:
         """The document of `fourfold report --json`."""
         return {
             **comparison_document(self.comparison),
-            "goodput": self.goodput.to_json(),
+            "goodput": document(self.goodput.record()),
             "page": str(self.page) if self.page is not None else None,
             "trace": str(self.trace),
         }

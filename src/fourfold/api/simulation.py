@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,16 @@ from fourfold.api.numbers import parse_number
 from fourfold.api.options import CampaignOptions, PlaceOptions, SimulateOptions, stated
 from fourfold.config import RunConfig, UserError
 from fourfold.cost.prices import Prices
+from fourfold.evidence import nearest_runs
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
 from fourfold.plan.advice import Advice
-from fourfold.report.fit import Fit, fit_of
-from fourfold.report.format_advice import advice_document, advice_lines
+from fourfold.report.format_advice import advice_lines, advice_record
 from fourfold.report.format_campaign import campaign_lines
-from fourfold.report.format_interval import interval_lines
 from fourfold.report.format_matrices import matrix_lines
-from fourfold.report.format_nearest import nearest_document, nearest_lines
+from fourfold.report.format_nearest import nearest_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
     check_lines,
@@ -48,8 +47,10 @@ from fourfold.report.format_simulation import (
     step_lines,
 )
 from fourfold.report.screen import columns
-from fourfold.report.simulation_document import simulation_document
-from fourfold.report.verdict import verdict_lines
+from fourfold.report.verdict import interval_lines, verdict_lines
+from fourfold.results.fit import Fit, fit_of
+from fourfold.results.prediction import PublishedDocument, step_record
+from fourfold.results.record import document
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.checks import CheckPrice, check_prices
@@ -170,17 +171,23 @@ class SimulationResult:
     def to_json(self, memory_curves: bool = False, advice: bool = True) -> dict[str, Any]:
         """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step. `advice`:
         with changes that help, which takes longer than the rest."""
-        document = simulation_document(self.summary, self.campaign, memory_curves)
-        published = None if self.published is None else self.published.document(self.step_seconds)
-        return {
-            "model_parameters": self.resolved.num_parameters,
-            **document,
-            "nearest": nearest_document(self.summary),
-            "idle": self.idle,
-            "published": published,
-            "checks": [asdict(check) for check in self.checks],
-            **({"advice": advice_document(self.advice, self.summary)} if advice else {}),
-        }
+        summary, published = self.summary, self.published
+        simulation, more = summary.step.simulation, dict[str, Any]()
+        if advice:
+            more["advice"] = advice_record(self.advice, summary)
+        found = step_record(
+            summary,
+            verdict_lines(summary),
+            self.campaign,
+            memory_curves,
+            model_parameters=self.resolved.num_parameters,
+            nearest=[run.document() for run in nearest_runs(simulation.spec, simulation.prices)],
+            idle=self.idle,
+            published=_beside(published, self.step_seconds) if published is not None else None,
+            checks=self.checks,
+            **more,
+        )
+        return dict(document(found))
 
     def __repr__(self) -> str:
         return (
@@ -257,6 +264,11 @@ def priced_run(config: RunConfig, asked: PlaceOptions) -> tuple[ResolvedRun, Clu
     prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
     check_size(resolved.spec)
     return resolved, machine, prices
+
+
+def _beside(published: PublishedStep, predicted_seconds: float) -> PublishedDocument:
+    error = published.error(predicted_seconds)
+    return PublishedDocument(source=published.source, step_seconds=published.seconds, error=error)
 
 
 def _cluster(config: RunConfig, stated: ClusterInput | None) -> ClusterInput:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.api.inputs import RunInput, TrainOptions, answers, config_of
+from fourfold.api.run_feed import run_documents
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
@@ -23,7 +24,6 @@ from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout.resolve import check_ranks
 from fourfold.plain_text import plain
 from fourfold.rendezvous.ownership import claimed
-from fourfold.report.comparison import compare
 from fourfold.report.console import Terminal, preparing
 from fourfold.report.corpus import bytes_per_token
 from fourfold.report.ending import Command, program_word
@@ -31,9 +31,9 @@ from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.live import LiveDisplay
 from fourfold.report.page_file import REPORT, write_page
 from fourfold.report.plain import PlainDisplay
-from fourfold.report.run_feed import run_documents
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
+from fourfold.results.comparison import compare
 from fourfold.supervise.blame import Blame
 from fourfold.supervise.signals import LaunchOutcome
 from fourfold.supervise.supervisor import Machines, supervise

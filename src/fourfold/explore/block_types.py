@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from typing_extensions import TypedDict
-
-from fourfold.explore.prediction_types import exact
+from fourfold.results.record import record
 
 Span = tuple[int, int]
 Box = tuple[int, int, int, int]
@@ -13,16 +11,16 @@ AttentionPiece = tuple[int, int, int, int, bool]
 """Queries and keys, first and end position; whether query i sees keys 0 to i alone."""
 
 
-@exact
-class WeightSplit(TypedDict):
+@record
+class WeightSplit:
     """A dim of a parameter that is split over an axis."""
 
     dim: int
     axis: str
 
 
-@exact
-class BlockWeight(TypedDict):
+@record
+class BlockWeight:
     """A parameter; `boxes`: by rank, the span of every dim that the rank has."""
 
     name: str
@@ -31,8 +29,8 @@ class BlockWeight(TypedDict):
     boxes: list[list[Span]]
 
 
-@exact
-class BlockStep(TypedDict):
+@record
+class BlockStep:
     """A matmul, attention, elementwise kernels or a collective over tp, and the activation after it: tokens x columns, what a rank
     has of it, by rank where that lies. `partial`: ranks have summands of it. `bytes`: of a collective's buffer."""
 
@@ -46,16 +44,16 @@ class BlockStep(TypedDict):
     sent_bytes: int
 
 
-@exact
-class BlockRank(TypedDict):
+@record
+class BlockRank:
     """A rank and its place on every axis."""
 
     rank: int
     coordinates: dict[str, int]
 
 
-@exact
-class TurnRank(TypedDict):
+@record
+class TurnRank:
     """A rank in a turn: whose keys it has, the pieces of attention that it computes, how many scores these are."""
 
     source: int
@@ -63,15 +61,15 @@ class TurnRank(TypedDict):
     scores: int
 
 
-@exact
-class Turn(TypedDict):
+@record
+class Turn:
     """All ranks of the ring between two shifts."""
 
     ranks: list[TurnRank]
 
 
-@exact
-class RingDocument(TypedDict):
+@record
+class RingDocument:
     """Ring attention over one sequence. `runs`: positions of each rank's tokens. `scores`: of each rank in all turns;
     `contiguous_scores`: where every rank had one run of tokens instead."""
 
@@ -84,8 +82,8 @@ class RingDocument(TypedDict):
     contiguous_scores: list[int]
 
 
-@exact
-class ExpertsDocument(TypedDict):
+@record
+class ExpertsDocument:
     """Experts on the ranks of `ep`. `experts`: by rank; `shape`: of the first expert parameter. `rows`: tokens that a rank's
     experts compute where loads are even. `exchange_bytes`: of one all-to-all, `exchanges` of a forward. `tokens`: by rank, the
     experts of the tokens that are drawn; `sent`: rows from rank to rank for these."""
@@ -102,8 +100,8 @@ class ExpertsDocument(TypedDict):
     sent: list[list[int]]
 
 
-@exact
-class BlockDocument(TypedDict):
+@record
+class BlockDocument:
     """A block on the ranks that share it. `ring` is null without context parallelism, `experts` for a dense block."""
 
     segment: str

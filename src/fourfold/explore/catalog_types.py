@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict
-
 from fourfold.explore.cluster_types import MachineDevice
-from fourfold.explore.prediction_types import exact
 from fourfold.explore.task_types import TermDocument
+from fourfold.results.record import open_record, record
 
 
-@exact
-class LevelRow(TypedDict):
+@record
+class LevelRow:
     """A level of a cluster's network, one direction."""
 
     name: str
@@ -25,8 +22,8 @@ class LevelRow(TypedDict):
     scalable: bool
 
 
-@exact
-class ClusterRow(TypedDict):
+@record
+class ClusterRow:
     """A row of `fourfold list clusters --json`."""
 
     name: str
@@ -39,7 +36,7 @@ class ClusterRow(TypedDict):
     dollars_per_device_hour: float | None
 
 
-@exact
+@record
 class DeviceRow(MachineDevice):
     """A row of `fourfold list devices --json`."""
 
@@ -51,8 +48,8 @@ class DeviceRow(MachineDevice):
     description: str
 
 
-@exact
-class ScheduleRow(TypedDict):
+@record
+class ScheduleRow:
     """A row of `fourfold list schedules --json`."""
 
     name: str
@@ -66,8 +63,8 @@ class ScheduleRow(TypedDict):
     names: dict[str, str]
 
 
-@exact
-class PresetRow(TypedDict):
+@record
+class PresetRow:
     """A row of `fourfold list presets --json`, and the keys that the run states."""
 
     name: str
@@ -81,8 +78,8 @@ class PresetRow(TypedDict):
     overrides: dict[str, Any]
 
 
-@with_config(ConfigDict(extra="allow"))
-class ModelRow(TypedDict):
+@open_record
+class ModelRow:
     """A row of `fourfold list models --json`: the counts, and every dimension."""
 
     name: str
@@ -94,16 +91,16 @@ class ModelRow(TypedDict):
     max_position: int
 
 
-@with_config(ConfigDict(extra="allow"))
-class SoftwareRow(TypedDict):
+@open_record
+class SoftwareRow:
     """A row of `fourfold list software --json`; the other columns are constants of the profile."""
 
     name: str
     dated: list[str]
 
 
-@exact
-class KeyDocument(TypedDict):
+@record
+class KeyDocument:
     """A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few;
     `optimizer`: the one that has the key, where not all sections have it."""
 
@@ -117,8 +114,8 @@ class KeyDocument(TypedDict):
     help: str
 
 
-@exact
-class CatalogDocument(TypedDict):
+@record
+class CatalogDocument:
     """Everything that a person can choose."""
 
     version: str

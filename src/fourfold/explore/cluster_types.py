@@ -1,12 +1,11 @@
 """Types of the Cluster page's documents. Units are in the names; rates are those of one device in one direction."""
 
-from typing_extensions import TypedDict
+from fourfold.results.prediction import LayoutDocument
+from fourfold.results.record import record
 
-from fourfold.explore.prediction_types import LayoutDocument, exact
 
-
-@exact
-class MachineDevice(TypedDict):
+@record
+class MachineDevice:
     """The device. `memory_bytes_per_second`: reads and writes together; `unit_memory_bytes`: fast memory of one of its `units`."""
 
     key: str
@@ -20,8 +19,8 @@ class MachineDevice(TypedDict):
     power_watts: float | None
 
 
-@exact
-class MachineLevel(TypedDict):
+@record
+class MachineLevel:
     """A level of the network. `blocks` of it are in the cluster, each of `devices` devices, or of `parts` blocks of the level
     inside. `ratio`: the rate of the level inside over this one's, or the memory's over that of the innermost; `memory_ratio`: the
     memory's over this one's. `wraps`: which dimensions of a torus are joined at their ends. `dollars_per_hour`: of a block."""
@@ -41,8 +40,8 @@ class MachineLevel(TypedDict):
     dollars_per_hour: float | None
 
 
-@exact
-class ClusterDocument(TypedDict):
+@record
+class ClusterDocument:
     """A cluster as its file states it, at the price that the setup states or the file's."""
 
     key: str
@@ -56,8 +55,8 @@ class ClusterDocument(TypedDict):
     mean_hours_between_failures_per_device: float | None
 
 
-@exact
-class AxesGroups(TypedDict):
+@record
+class AxesGroups:
     """Groups along `axes`: how many, of how many ranks, how many of them are in one block of each level at most, how the hops of a
     ring divide among the levels, and the names of the levels that they cross."""
 
@@ -69,8 +68,8 @@ class AxesGroups(TypedDict):
     levels: list[str]
 
 
-@exact
-class GroupsDocument(TypedDict):
+@record
+class GroupsDocument:
     """How a layout lies on the cluster; ranks are devices in order, and devices from `world_size` on are idle. `group_numbers`: of
     every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`."""
 
@@ -85,8 +84,8 @@ class GroupsDocument(TypedDict):
     group_numbers: list[int]
 
 
-@exact
-class KernelPoint(TypedDict):
+@record
+class KernelPoint:
     """Kernels of one place of a step on one device. `count`: in a step, on average over pipeline ranks; `flops`, `bytes` and
     `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there;
     `step_share`: of the seconds of all kernels."""
@@ -109,8 +108,8 @@ class KernelPoint(TypedDict):
     step_share: float
 
 
-@exact
-class Roof(TypedDict):
+@record
+class Roof:
     """A peak of the device. `ridge`: FLOP a byte from which on the peak bounds a kernel, not the memory."""
 
     dtype: str
@@ -118,8 +117,8 @@ class Roof(TypedDict):
     ridge: float
 
 
-@exact
-class AttentionSize(TypedDict):
+@record
+class AttentionSize:
     """The attention of one rank on one microbatch."""
 
     sequences: int
@@ -128,8 +127,8 @@ class AttentionSize(TypedDict):
     head_dim: int
 
 
-@exact
-class RooflineDocument(TypedDict):
+@record
+class RooflineDocument:
     """The roofline of a device (Williams, Waterman & Patterson 2009) with the kernels of a step on it."""
 
     cluster: str
@@ -144,8 +143,8 @@ class RooflineDocument(TypedDict):
     attention: AttentionSize | None
 
 
-@exact
-class TrafficPass(TypedDict):
+@record
+class TrafficPass:
     """A kernel of an algorithm: bytes that it loads from slow memory and stores there, all heads together."""
 
     name: str
@@ -153,8 +152,8 @@ class TrafficPass(TypedDict):
     stored_bytes: int
 
 
-@exact
-class AttentionAlgorithm(TypedDict):
+@record
+class AttentionAlgorithm:
     """An algorithm in total. `seconds`: the bytes over the memory's rate. `flops`: of the scores that it computes; `intensity`:
     those a byte. `standard_ratio`: bytes of the standard algorithm over its own."""
 
@@ -168,8 +167,8 @@ class AttentionAlgorithm(TypedDict):
     standard_ratio: float
 
 
-@exact
-class AttentionDocument(TypedDict):
+@record
+class AttentionDocument:
     """Attention's traffic between slow and fast memory. `frames`: (tile of queries, tile of keys, tiles done, bytes loaded, bytes
     stored by all heads) as the chosen order of loops goes on, at most some 2,000 of its tiles. `key_tiles_seen`: for each tile of
     queries, the tiles of keys that are not skipped; empty where there are too many to draw. `least_bytes`: to read the operands

@@ -1,15 +1,13 @@
 """Types of a collective that is looked at step by step. Units are in the names; a cell is a chunk's place in a rank's buffer."""
 
-from typing_extensions import TypedDict
-
-from fourfold.explore.prediction_types import exact
+from fourfold.results.record import record
 
 Cell = tuple[int, int] | None
 """A chunk, and of how many ranks it has the values; None: empty."""
 
 
-@exact
-class MessageDocument(TypedDict):
+@record
+class MessageDocument:
     """`source` sends `chunks` to `target`. `how`: add, copy or move. `level`: the interconnect level that it goes through."""
 
     source: int
@@ -21,8 +19,8 @@ class MessageDocument(TypedDict):
     seconds: float
 
 
-@exact
-class CollectiveStep(TypedDict):
+@record
+class CollectiveStep:
     """Messages that are sent at once. The step ends with the slowest. `cells`: the cells of every rank after it."""
 
     phase: str
@@ -32,8 +30,8 @@ class CollectiveStep(TypedDict):
     cells: list[list[Cell]]
 
 
-@exact
-class PhaseDocument(TypedDict):
+@record
+class PhaseDocument:
     """Steps that do one thing together, from step `first` on."""
 
     phase: str
@@ -42,8 +40,8 @@ class PhaseDocument(TypedDict):
     seconds: float
 
 
-@exact
-class CrossedLevel(TypedDict):
+@record
+class CrossedLevel:
     """A level of the cluster. `bytes_per_second`, `latency_seconds`: of one device, one direction, as the maker states them."""
 
     name: str
@@ -54,8 +52,8 @@ class CrossedLevel(TypedDict):
     sent_bytes: float
 
 
-@exact
-class AlgorithmDocument(TypedDict):
+@record
+class AlgorithmDocument:
     """An algorithm in total. `sent_bytes`, `received_bytes`: of the rank with most; `network_bytes`: leave a node, all ranks
     together. `sweep_seconds`: on buffers of `sweep_bytes`."""
 
@@ -68,8 +66,8 @@ class AlgorithmDocument(TypedDict):
     sweep_seconds: list[float]
 
 
-@exact
-class CollectiveDocument(TypedDict):
+@record
+class CollectiveDocument:
     """A collective on a cluster's links. `places`: the device of each rank; `block`: ranks that a hierarchical algorithm takes
     together. `seconds`: of the steps, one after the other; `priced_seconds`: what a simulated training step pays for it, with
     rings beside each other and the better of ring and tree."""

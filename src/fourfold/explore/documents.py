@@ -32,7 +32,8 @@ from fourfold.explore.tasks.task import task_named
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
-from fourfold.report.format_advice import advice_document
+from fourfold.report.format_advice import advice_record
+from fourfold.results.record import document
 from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.stage_times import estimate_makespan
 
@@ -59,7 +60,8 @@ def advice(body: Body, report: Report) -> dict[str, Any]:
     """The changes that help the step of a setup, each simulated."""
     setup, _ = _divided(body, {})
     found = simulate(setup.run_input, setup.stated, **setup.options)
-    return {"changes": [], "limit": None} | (advice_document(found.advice, found.summary) or {})
+    told = advice_record(found.advice, found.summary)
+    return document(told) if told is not None else {"changes": [], "limit": None}
 
 
 def estimate(body: Body, report: Report) -> dict[str, Any]:

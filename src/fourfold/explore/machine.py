@@ -18,7 +18,8 @@ from fourfold.launch.resolve import ResolvedRun
 from fourfold.layout import Layout
 from fourfold.layout.mesh import ALL_AXES, AXES, axes_name
 from fourfold.model.spec import Domain
-from fourfold.report.simulation_document import layout_document
+from fourfold.results.prediction import layout_record
+from fourfold.results.record import document
 
 GROUPS_OWN = {"axes": str, "rank": Annotated[int, Field(ge=0)]}
 """Keys that the page adds to a setup: whose groups, and the rank that is looked at, the last one where there are fewer."""
@@ -96,7 +97,7 @@ def groups_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
         "cluster": cluster.key,
         "devices": cluster.devices,
         "world_size": layout.world_size,
-        "layout": layout_document(layout),
+        "layout": document(layout_record(layout)),
         "choices": choices,
         "axes": axes,
         "rank": rank,

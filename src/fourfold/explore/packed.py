@@ -6,22 +6,21 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict
 
-from fourfold.explore.prediction_types import exact
+from fourfold.results.record import record
 
 Kind = Literal["uint8", "uint16", "int32", "float64"]
 
 
-@exact
-class Packed(TypedDict):
+@record
+class Packed:
     """Numbers of a kind, little-endian, in base64."""
 
     kind: Kind
     base64: str
 
 
-def packed(numbers: NDArray[Any], kind: Kind) -> Packed:
+def packed(numbers: NDArray[Any], kind: Kind) -> dict[str, str]:
     """A column of a document. Raises `ValueError` where the kind cannot hold its numbers."""
     column = numbers.astype(np.dtype(kind).newbyteorder("<"))
     if not np.array_equal(column, numbers):

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from fourfold.explore.packed import Packed
-from fourfold.explore.prediction_types import exact
+from fourfold.results.record import record
 
 
-@exact
-class SlotColumns(TypedDict):
+@record
+class SlotColumns:
     """By slot, counted over all ranks: those of rank 0 come first. `number`: by rank, how many it has. `operation`: a place in the
     document's `operations`. `waits`: the slot that it waits for, where its rank idles before it; else -1. `critical`: 1 on the
     critical path.
@@ -25,8 +23,8 @@ class SlotColumns(TypedDict):
     critical: Packed
 
 
-@exact
-class ActivationColumns(TypedDict):
+@record
+class ActivationColumns:
     """Activations of the ranks. `live`: by slot, those while it runs, as a place in `bytes`; `idle`: those before it. `peak_bytes`:
     the most of each rank."""
 
@@ -36,8 +34,8 @@ class ActivationColumns(TypedDict):
     peak_bytes: list[int]
 
 
-@exact
-class PipelineDocument(TypedDict):
+@record
+class PipelineDocument:
     """`fourfold show --timeline --json` with its events as columns, and what the page shows with it.
 
     By rank: `busy`, `idle`, `inner_idle` and `peak_activations`. `stages`: the segments of each. `setup`: the request that gives
@@ -68,8 +66,8 @@ class PipelineDocument(TypedDict):
     setup: dict[str, Any]
 
 
-@exact
-class ProgramRow(TypedDict):
+@record
+class ProgramRow:
     """An instruction of a program. `stream`: where it runs; None on the compute stream."""
 
     index: int
@@ -81,8 +79,8 @@ class ProgramRow(TypedDict):
     flops: int
 
 
-@exact
-class SlotsDocument(TypedDict):
+@record
+class SlotsDocument:
     """`slots`: by instruction of the program, the slot whose computation it is; -1 for all others."""
 
     pp_rank: int
@@ -90,8 +88,8 @@ class SlotsDocument(TypedDict):
     slots: list[int]
 
 
-@exact
-class TraceDocument(TypedDict):
+@record
+class TraceDocument:
     """The JSON trace event format."""
 
     displayTimeUnit: str

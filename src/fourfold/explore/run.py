@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fourfold.api.run_feed import RunFeed
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
 from fourfold.config.run_file import named_code
 from fourfold.explore.pool import WorkerPool
 from fourfold.explore.setup import Malformed
 from fourfold.launch.run_folder import RunFolder
-from fourfold.report.comparison import compare
-from fourfold.report.format_comparison import comparison_document
-from fourfold.report.run_feed import RunFeed
 from fourfold.report.run_files import check_files
+from fourfold.results.comparison import compare
+from fourfold.results.step_timeline import comparison_document
 
 KEYS: Mapping[str, tuple[str, ...]] = {"run": ("first", "last"), "metrics": (), "comparison": ()}
 """Documents of a run, and what a request for one may state: steps from `first` to `last`."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.whole_file import bounded
@@ -14,14 +13,16 @@ from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
-from fourfold.explore.prediction_types import AdviceDocument, EstimateDocument, PlanDocument, SimulationDocument, exact
-from fourfold.explore.run_types import ComparisonDocument, MetricsDocument, RunDocument
 from fourfold.explore.task_types import JudgementDocument, TasksDocument
 from fourfold.report.page_file import NOT_BUILT, is_built, write_page
+from fourfold.results.plan import PlanDocument
+from fourfold.results.prediction import AdviceDocument, EstimateDocument, SimulationDocument
+from fourfold.results.record import json_schema_of, record
+from fourfold.results.run import ComparisonDocument, MetricsDocument, RunDocument
 
 
-@exact
-class TextsDocument(TypedDict):
+@record
+class TextsDocument:
     """A setup as a run file, a command line and Python."""
 
     run_file: str
@@ -29,15 +30,15 @@ class TextsDocument(TypedDict):
     python: str
 
 
-@exact
-class ModelDocument(TypedDict):
+@record
+class ModelDocument:
     """The keys of `[model]` that a config.json states."""
 
     overrides: dict[str, Any]
 
 
-@exact
-class ProgramDocument(TypedDict):
+@record
+class ProgramDocument:
     """`fourfold show --json`."""
 
     model: dict[str, Any]
@@ -50,8 +51,8 @@ class ProgramDocument(TypedDict):
     totals: dict[str, Any]
 
 
-@exact
-class VerificationDocument(TypedDict):
+@record
+class VerificationDocument:
     """`fourfold show --verify --json`."""
 
     model: dict[str, Any]
@@ -93,7 +94,7 @@ SCHEMAS: dict[str, type] = {
 
 def json_schema(name: str) -> dict[str, Any]:
     """The JSON schema of a document."""
-    return TypeAdapter(SCHEMAS[name]).json_schema()
+    return json_schema_of(SCHEMAS[name])
 
 
 KINDS = {"best": "plan", "time_shares": "simulate"}

@@ -1,12 +1,11 @@
 """Types of the tasks, of a judged setup, and of the glossary."""
 
-from typing_extensions import TypedDict
+from fourfold.results.prediction import SimulationDocument
+from fourfold.results.record import record
 
-from fourfold.explore.prediction_types import SimulationDocument, exact
 
-
-@exact
-class PieceDocument(TypedDict):
+@record
+class PieceDocument:
     """A part of a paragraph. `term`: the slug of the glossary's entry that it stands for; `code`: as it is typed."""
 
     text: str
@@ -14,8 +13,8 @@ class PieceDocument(TypedDict):
     code: bool
 
 
-@exact
-class TermDocument(TypedDict):
+@record
+class TermDocument:
     """An entry of the glossary. `ours`: a word of this project."""
 
     slug: str
@@ -26,16 +25,16 @@ class TermDocument(TypedDict):
     ours: bool
 
 
-@exact
-class CriterionDocument(TypedDict):
+@record
+class CriterionDocument:
     """A query on `fourfold simulate --json`, and the same in words."""
 
     query: str
     text: str
 
 
-@exact
-class TaskDocument(TypedDict):
+@record
+class TaskDocument:
     """A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed."""
 
     id: str
@@ -52,8 +51,8 @@ class TaskDocument(TypedDict):
     solution: dict[str, str]
 
 
-@exact
-class TrackDocument(TypedDict):
+@record
+class TrackDocument:
     """Tasks of one subject, from easy to hard."""
 
     name: str
@@ -62,15 +61,15 @@ class TrackDocument(TypedDict):
     tasks: list[TaskDocument]
 
 
-@exact
-class TasksDocument(TypedDict):
+@record
+class TasksDocument:
     """All tasks."""
 
     tracks: list[TrackDocument]
 
 
-@exact
-class CriterionResult(TypedDict):
+@record
+class CriterionResult:
     """A criterion of a judged setup. `got`: None where the document has no such value."""
 
     query: str
@@ -82,8 +81,8 @@ class CriterionResult(TypedDict):
     met: bool
 
 
-@exact
-class JudgementDocument(TypedDict):
+@record
+class JudgementDocument:
     """A learner's setup, judged."""
 
     task: str

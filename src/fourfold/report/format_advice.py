@@ -1,11 +1,11 @@
-"""Advice as lines and as a document: changes to copy, with what each gains; or what limits the step."""
-
-from typing import Any
+"""Advice as lines and as a record: changes to copy, with what each gains; or what limits the step."""
 
 from fourfold.plan.advice import Advice, LayoutChange
-from fourfold.report.fit import Fit, fit_of
 from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.units import format_bytes, spelled_out
+from fourfold.results.fit import Fit, fit_of
+from fourfold.results.prediction import AdviceDocument, ChangeDocument
+from fourfold.results.record import shown
 from fourfold.simulate.summary import StepSummary
 
 SHOWN = 3
@@ -24,23 +24,16 @@ def advice_lines(advice: Advice | None, summary: StepSummary) -> list[str]:
     ]
 
 
-def advice_document(advice: Advice | None, summary: StepSummary) -> dict[str, Any] | None:
+def advice_record(advice: Advice | None, summary: StepSummary) -> AdviceDocument | None:
     """Advice with its figures: gains are shares of the layout's own; `limit`: what the step spends its time on, where nothing
     helps."""
     if advice is None:
         return None
     changes = [
-        {
-            "overrides": list(each.overrides),
-            "step_seconds": each.seconds,
-            "memory_bytes": each.memory_bytes,
-            "fits": each.fits,
-            "fit": _fit(each, summary).document(),
-            "words": _gain(each, summary),
-        }
+        shown(ChangeDocument, each, step_seconds=each.seconds, fit=_fit(each, summary), words=_gain(each, summary))
         for each in advice.changes
     ]
-    return {"changes": changes, "limit": None if changes else _none(summary)}
+    return AdviceDocument(changes=changes, limit=None if changes else _none(summary))
 
 
 def _gain(change: LayoutChange, summary: StepSummary) -> str:

@@ -1,12 +1,9 @@
-"""Predicted beside measured in a terminal, and as a JSON document."""
+"""Predicted beside measured in a terminal."""
 
-from typing import Any
-
-from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import seconds_text
-from fourfold.report.step_timeline import step_document
 from fourfold.report.units import format_bytes, table
+from fourfold.results.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
 
 SHOWN_DIFFERENCES = 5
 SHOWN_RANKS = 16
@@ -142,55 +139,3 @@ def _milliseconds(seconds: float | None, with_sign: bool = False) -> str:
     if seconds is None:
         return ""
     return f"{1e3 * seconds:+.2f}" if with_sign else f"{1e3 * seconds:.2f}"
-
-
-def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Everything, with units in the keys; with the step of every pipeline rank over time."""
-    return {
-        **step_document(found),
-        "cluster": found.cluster.key if found.cluster is not None else None,
-        "predicted_step_seconds": found.predicted_seconds,
-        "measured_step_seconds": found.measured_seconds,
-        "error": found.error,
-        "why_not_predicted": found.why_not or None,
-        "notes": list(found.notes),
-        "differences": [
-            {
-                "kind": each.kind,
-                "predicted_seconds": each.predicted,
-                "measured_seconds": each.measured,
-                "share_of_step": each.share,
-                "rank": each.rank,
-                "rank_difference_seconds": each.rank_seconds,
-            }
-            for each in found.differences
-        ],
-        "kinds": [_kind_document(each) for each in found.kinds],
-        "ranks": [_rank_document(rank) for rank in found.ranks],
-    }
-
-
-def _kind_document(each: KindComparison) -> dict[str, Any]:
-    return {
-        "kind": each.kind,
-        "count": each.count,
-        "predicted_seconds": each.predicted,
-        "measured_seconds": each.measured,
-    }
-
-
-def _rank_document(rank: RankComparison) -> dict[str, Any]:
-    measured = rank.measured
-    return {
-        "rank": measured.rank,
-        "pp_rank": rank.pp_rank,
-        "predicted_step_seconds": rank.predicted_seconds,
-        "measured_step_seconds": measured.step_seconds,
-        "timed_steps": measured.steps,
-        "predicted_peak_bytes": rank.predicted_peak,
-        "measured_peak_bytes": measured.peak_memory_bytes,
-        "predicted_sent_bytes": dict(rank.predicted_bytes),
-        "measured_sent_bytes": dict(measured.sent_bytes),
-        "sent_bytes_equal": rank.sent_equal,
-        "kinds": [_kind_document(each) for each in rank.kinds],
-    }

@@ -1,7 +1,7 @@
 """Goodput and advice on saving, in lines."""
 
 from fourfold.report.units import format_seconds
-from fourfold.supervise.goodput import MeasuredGoodput
+from fourfold.results.goodput import MeasuredGoodput
 
 _ASSUMED = (3600.0, 24 * 3600.0)
 """Seconds between failures for which advice is given where none was seen."""

@@ -1,6 +1,4 @@
-"""The published runs nearest to a predicted one, as lines of text and as JSON."""
-
-from typing import Any
+"""The published runs nearest to a predicted one, as lines of text."""
 
 from fourfold.evidence import PublishedRun, nearest_runs
 from fourfold.report.format_simulation import seconds_text
@@ -11,27 +9,17 @@ from fourfold.simulate.summary import StepSummary
 MODEL_WIDTH, SOURCE_WIDTH, NARROW_WIDTH = 26, 60, 16
 
 
-def nearest_of(summary: StepSummary) -> list[PublishedRun]:
-    """The three nearest published runs."""
-    simulation = summary.step.simulation
-    return nearest_runs(simulation.spec, simulation.prices)
-
-
 def nearest_lines(summary: StepSummary) -> list[str]:
     """A table of the nearest published runs: their step times as measured and as predicted. On a narrow screen without layout,
     sequence length and software."""
     head = ["nearest measured runs", "devices", "layout", "sequence", "software", "measured", "predicted", "source"]
-    rows = [_row(run) for run in nearest_of(summary)]
+    simulation = summary.step.simulation
+    rows = [_row(run) for run in nearest_runs(simulation.spec, simulation.prices)]
     if columns() >= NARROW:
         return table(head, rows, left=(0, 1, 2, 4, 7))
     kept = [index for index, name in enumerate(head) if name not in ("layout", "sequence", "software")]
     narrow = [[_cut(row[index], NARROW_WIDTH) for index in kept] for row in rows]
     return table(["nearest runs", *(head[index] for index in kept[1:])], narrow, left=(0, 1, 4))
-
-
-def nearest_document(summary: StepSummary) -> list[dict[str, Any]]:
-    """The nearest runs as JSON objects, with all that the table of published runs holds."""
-    return [run.document() for run in nearest_of(summary)]
 
 
 def _row(run: PublishedRun) -> list[str]:

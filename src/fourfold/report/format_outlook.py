@@ -1,11 +1,12 @@
 """How sure a plan's best layout is: its memory, how far it is from what was measured, and why a faster one is behind it."""
 
-from fourfold.plan.outlook import FAR, features
+from fourfold.plan.outlook import FAR
 from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
-from fourfold.report.fit import fit_of_priced
 from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.units import format_bytes
+from fourfold.results.fit import fit_of_priced
+from fourfold.results.plan import why_behind
 
 
 def outlook_lines(plan: Plan, width: int = 11) -> list[str]:
@@ -36,10 +37,6 @@ def format_behind(priced: Priced, best: Priced | None) -> str:
     return f" | faster by {per_cent(best.seconds / priced.seconds - 1)}: {why_behind(priced, best)}"
 
 
-def _percent(priced: Priced) -> str:
-    return f"{100 * priced.out_of_memory:.0f} %"
-
-
 def _instead(plan: Plan, best: Priced) -> str:
     """The best layout that surely fits, and what it costs."""
     other, rows = plan.found.surely_fits, plan.found.best
@@ -49,11 +46,3 @@ def _instead(plan: Plan, best: Priced) -> str:
     slower = f"{per_cent(other.seconds / best.seconds - 1)} slower" if other.seconds > best.seconds else "no slower"
     held = f"{fit_of_priced(plan, other).phrase} with {format_bytes(other.memory_bytes)}"
     return f"{held}: {slower}, {seconds_text(other.seconds)}: {name}"
-
-
-def why_behind(faster: Priced, best: Priced) -> str:
-    """Why a faster layout is not first: it is less likely to fit, or has features that gain less than a per cent each."""
-    more = [each for each in features(faster.candidate) if each not in features(best.candidate)]
-    if faster.out_of_memory > best.out_of_memory + 0.005 and faster.score < best.score:
-        return f"runs out of memory in {_percent(faster)} of cases"
-    return f"less than 1 % each for {', '.join(more)}" if more else "less than 1 % for what it has more"

@@ -1,16 +1,12 @@
-"""A plan as text and as a document: the best layouts, what the heuristic baseline loses, why others lost."""
-
-from typing import Any
+"""A plan as text: the best layouts, what the heuristic baseline loses, why others lost."""
 
 from fourfold.hardware import cluster_names, load_cluster
 from fourfold.plan.planner import Explanation, Plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.report.fit import fit_of_priced
-from fourfold.report.format_advice import advice_document, advice_lines
-from fourfold.report.format_interval import interval_lines, interval_of
+from fourfold.report.format_advice import advice_lines
 from fourfold.report.format_matrices import matrix_lines
-from fourfold.report.format_outlook import format_behind, outlook_lines, why_behind
+from fourfold.report.format_outlook import format_behind, outlook_lines
 from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
@@ -20,12 +16,12 @@ from fourfold.report.format_simulation import (
     per_cent,
     seconds_text,
 )
-from fourfold.report.simulation_document import LAYOUT_KEYS, simulation_document
 from fourfold.report.units import format_bytes, format_count, format_figure, spelled_out
-from fourfold.report.verdict import verdict_lines
+from fourfold.report.verdict import interval_lines, verdict_lines
+from fourfold.results.fit import fit_of_priced
+from fourfold.results.plan import num_within_interval, why_behind
 
 SHOWN_DIFFERENCES = 6
-PRICED_KEYS = (*LAYOUT_KEYS, "recompute", "offload")
 HEAD = f"{'':4}{'step':>9}  {'tokens/s/device':>15}  {'MFU':>6}  {'memory':>8}  {'fits':<13}  layout"
 LIKE = 0.0005
 """Share of a step's time below which two are as fast."""
@@ -61,14 +57,6 @@ def asked_lines(request: Request) -> list[str]:
         f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {format_software(request.template)}",
         *_constraints(request),
     ]
-
-
-def num_within_interval(plan: Plan) -> int | None:
-    """How many of the best layouts lie within the interval of the first one's time; None where no published run tells of it."""
-    if plan.best_step is None or plan.best is None:
-        return None
-    found = interval_of("time", plan.best_step)
-    return None if found is None else sum(each.seconds <= found.high * plan.best.seconds for each in plan.found.best)
 
 
 def _within(plan: Plan) -> list[str]:
@@ -230,65 +218,3 @@ def _counts(plan: Plan) -> list[str]:
             f"not searched: {counts.shapes_not_priced:,} ways to share a microbatch: the budget was spent (--budget)"
         )
     return lines
-
-
-def plan_document(plan: Plan) -> dict[str, Any]:
-    """A plan as one JSON document; units are in the keys."""
-    request, counts = plan.request, plan.found.counts
-    return {
-        "cluster": request.cluster.key,
-        "device": request.cluster.device.key,
-        "devices": request.devices,
-        "software": request.software.name,
-        "gemm_dtype": request.template.matmul_format,
-        "context_bytes": int(request.software.context_bytes),
-        "allocator_fragmentation": request.software.fragmentation,
-        "global_sequences": request.global_sequences,
-        "sequence_length": request.sequence_length,
-        "tokens": request.tokens,
-        "memory_limit_bytes": request.memory_bytes,
-        "constraints": {limit.key: list(limit.values) for limit in request.constraints.stated},
-        "best": [_priced(plan, each) for each in plan.found.best],
-        "within_interval": num_within_interval(plan),
-        "best_step": simulation_document(plan.best_step, None, False) if plan.best_step is not None else None,
-        "advice": advice_document(plan.advice, plan.best_step) if plan.best_step is not None else None,
-        "pareto": [_priced(plan, each) for each in plan.front],
-        "riskier": _priced(plan, plan.found.riskier) if plan.found.riskier is not None else None,
-        "surer": _priced(plan, plan.found.surely_fits) if plan.found.surely_fits is not None else None,
-        "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
-        "heuristic_baseline_is_outside": plan.baseline_is_outside,
-        "explanations": [
-            {
-                "asked": dict(each.asked),
-                "layout": _priced(plan, each.priced) if each.priced is not None else None,
-                "refused": each.refused,
-                "more_seconds": dict(each.differences),
-            }
-            for each in plan.explanations
-        ],
-        "seconds_per_spared_gigabyte": plan.spare_prices,
-        "seconds_per_gigabyte_of_states": plan.states_price,
-        "enough_devices": plan.enough,
-        "obstacles": list(plan.obstacles),
-        "least_memory_bytes": plan.found.smallest[1] if plan.found.smallest is not None else None,
-        "counts": vars(counts),
-        "search_seconds": plan.found.seconds,
-    }
-
-
-def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
-    section = plan.request.section(priced.candidate)
-    return {
-        "layout": {key: getattr(section, key) for key in PRICED_KEYS},
-        "words": priced.candidate.words(),
-        "step_seconds": priced.seconds,
-        "bound_seconds": priced.bound_seconds or None,
-        "tokens_per_second_per_device": plan.tokens_per_second(priced),
-        "mfu": plan.mfu(priced),
-        "memory_bytes": priced.memory_bytes,
-        "memory_bytes_by_pp_rank": list(priced.device_bytes),
-        "fit": fit_of_priced(plan, priced).document(),
-        "behind": why_behind(priced, plan.best) if plan.best and priced.seconds < plan.best.seconds else None,
-        "distance": priced.distance,
-        "score_seconds": priced.score,
-    }

@@ -11,7 +11,7 @@ from fourfold.config.run_rows import clean_row
 from fourfold.plain_text import plain
 from fourfold.report.follow import Follower
 from fourfold.report.units import format_flops
-from fourfold.supervise.goodput import MeasuredGoodput, goodput
+from fourfold.results.goodput import MeasuredGoodput, goodput
 
 _RATE_STEPS = 20
 

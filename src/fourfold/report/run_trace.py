@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.program import Op
-from fourfold.report.comparison import Comparison, RankComparison
+from fourfold.results.comparison import Comparison, RankComparison
+from fourfold.results.step_timeline import first_begun
 from fourfold.simulate.state import Place
 from fourfold.simulate.trace import (
     COMPUTE_TRACK,
@@ -35,11 +36,6 @@ MEASURED_FLOWS = 10_000_000
 def write_run_trace(found: Comparison, path: Path) -> int:
     """Writes the trace; returns how many events it has. Raises `RunFailure` where the file cannot be written."""
     return write_events(_events(found), path)
-
-
-def first_begun(found: Comparison) -> float:
-    """When the first of the ranks whose steps were kept began (Unix time); ranks on other machines have clocks of their own."""
-    return min((r.measured.timeline.begun for r in found.ranks if r.measured.timeline is not None), default=0.0)
 
 
 def _events(found: Comparison) -> Iterator[dict[str, Any]]:

@@ -10,11 +10,12 @@ from fourfold.config import UserError
 from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
-from fourfold.report.fit import Fit
 from fourfold.report.format_campaign import duration
 from fourfold.report.format_simulation import per_cent, seconds_text
-from fourfold.report.simulation_document import layout_document
 from fourfold.report.units import format_bytes, format_dollars, format_figure, spelled_out, table
+from fourfold.results.fit import Fit
+from fourfold.results.prediction import layout_record
+from fourfold.results.record import document as json_document
 from fourfold.train.measured import read_measured
 
 Figures = dict[str, Any]
@@ -104,7 +105,7 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
     count = config.batch.global_sequences * config.batch.sequence_length
     timed = (row for row in read_rows(folder.metrics) if row.get("mfu") and row.get("step_seconds"))
     last = deque(timed, 1)
-    layout = layout_document(resolve_shown(config, "exchange").layout)
+    layout = json_document(layout_record(resolve_shown(config, "exchange").layout))
     seconds = None if tokens is None else tokens / count * step
     run = None
     if seconds is not None:

@@ -1,9 +1,12 @@
-"""The first lines about a predicted step: does it fit, how fast it is, where its time goes."""
+"""The first lines about a predicted step: does it fit, how fast it is, where its time goes; and the interval of its figures."""
 
-from fourfold.report.fit import fit_of
-from fourfold.report.format_interval import interval_document
+from collections.abc import Callable
+
+from fourfold.evidence.interval import Quantity
 from fourfold.report.format_simulation import LEAST_IMBALANCE, per_cent, seconds_text
 from fourfold.report.units import format_bytes, format_figure, spelled_out
+from fourfold.results.fit import fit_of
+from fourfold.results.prediction import interval_of
 from fourfold.simulate.summary import StepSummary
 
 WIDTH = 72
@@ -28,7 +31,7 @@ def _memory(summary: StepSummary) -> str:
     line = f"{fit_of(summary).phrase}: {of}"
     if most > capacity:
         return f"{line}, {format_bytes(most - capacity)} too much"
-    interval = interval_document("memory", summary)
+    interval = interval_of("memory", summary)
     if interval is None:
         return f"{line}, {format_bytes(capacity - most)} left"
     low, high = interval
@@ -60,3 +63,20 @@ def _time(summary: StepSummary) -> str:
             break
         by_axes = longer
     return line.replace(", bubble", f"{by_axes}, bubble")
+
+
+def interval_lines(summary: StepSummary) -> list[str]:
+    """One line: between which figures 80 % of such runs lie; none where no published run tells."""
+    parts = []
+    shown: tuple[tuple[Quantity, str, Callable[[float], str]], ...] = (
+        ("time", "step", seconds_text),
+        ("memory", "memory", format_bytes),
+    )
+    for quantity, name, written in shown:
+        found = interval_of(quantity, summary)
+        if found is not None:
+            low, high = found
+            parts.append(f"{name} {written(low)} to {written(high)}")
+    if not parts:
+        return []
+    return [f"interval   80 % of runs measure {', '.join(parts)}"]

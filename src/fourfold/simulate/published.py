@@ -1,7 +1,6 @@
 """A published figure of a run beside its prediction."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from fourfold.config import ModelConfig, RunConfig
 from fourfold.hardware import Device
@@ -25,10 +24,6 @@ class PublishedStep:
         """The line of `fourfold simulate`."""
         error = self.error(predicted_seconds)
         return f"published  {self.figure}; predicted {abs(error):.1%} {'slower' if error > 0 else 'faster'} ({self.source})"
-
-    def document(self, predicted_seconds: float) -> dict[str, Any]:
-        """The published figure beside a prediction of so many seconds, for JSON."""
-        return {"source": self.source, "step_seconds": self.seconds, "error": self.error(predicted_seconds)}
 
 
 def published_step(config: RunConfig, model: ModelConfig, layout: Layout, device: Device) -> PublishedStep | None:

@@ -2,28 +2,31 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from fourfold.config import RunConfig, UserError, num_steps
 from fourfold.config.run_file import named_code
-from fourfold.config.run_rows import clean_row
+from fourfold.config.run_rows import clean_row, finite_number
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
-from fourfold.report.comparison import Comparison
 from fourfold.report.follow import Follower
-from fourfold.report.format_comparison import comparison_document
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.run_files import check_files
 from fourfold.report.run_metrics import StepMetrics, rounded
-from fourfold.report.run_ranks import where_ranks_stand
 from fourfold.report.run_state import describe_event
-from fourfold.supervise.blame import Blame
-from fourfold.supervise.goodput import goodput
+from fourfold.results.comparison import Comparison
+from fourfold.results.goodput import goodput
+from fourfold.results.record import document
+from fourfold.results.run import CurveDocument, EventDocument, RankPlace, RunDocument
+from fourfold.results.step_timeline import comparison_document
+from fourfold.runtime.progress import ACTIVITIES, read_positions
+from fourfold.supervise.blame import Blame, Sighting
+from fourfold.supervise.doctor import process_states
 from fourfold.train.measured import FOLDER
 
 _BLOCK_BYTES = 8 * 2**20
@@ -91,7 +94,7 @@ class RunFeed:
         ranks = where_ranks_stand(
             self._folder.path, self._blame, now, resolved.layout.world_size if resolved else _SHOWN_RANKS
         )
-        alive = any(rank["state"] not in ("", "Z") for rank in ranks)
+        alive = any(rank.state not in ("", "Z") for rank in ranks)
         steps = num_steps(config)
         end = metrics.last_step if last is None else last
         seconds = metrics.latest("step_seconds", _RECENT_STEPS)
@@ -101,30 +104,31 @@ class RunFeed:
             self.events, ({"step": step, "step_seconds": each} for step, each in rows), now if alive else 0.0
         )
         left = steps - metrics.last_step - 1
-        return {
-            "name": Path(os.path.realpath(self._folder.path)).name,
-            "folder": str(self._folder.path),
-            "model": model_line(resolved) if resolved is not None else None,
-            "layout": layout_line(resolved) if resolved is not None else None,
-            "num_steps": steps,
-            "step": metrics.last_step + 1,
-            "alive": alive,
-            "state": self._state(alive),
-            "seconds_left": median(seconds) * left if seconds and left > 0 and alive else None,
-            "now": now,
-            "measured_time": _newest(self._folder.path / FOLDER),
-            "latest": {key: rounded(column.values[-1]) for key, column in metrics.columns.items() if column.values},
-            "curves": {key: column.curve(first, end) for key, column in metrics.columns.items()},
-            "events": [
-                {"time": event.get("time"), "event": event["event"], "step": event.get("step"), "text": event["text"]}
+        found = RunDocument(
+            name=Path(os.path.realpath(self._folder.path)).name,
+            folder=str(self._folder.path),
+            model=model_line(resolved) if resolved is not None else None,
+            layout=layout_line(resolved) if resolved is not None else None,
+            num_steps=steps,
+            step=metrics.last_step + 1,
+            alive=alive,
+            state=self._state(alive),
+            seconds_left=median(seconds) * left if seconds and left > 0 and alive else None,
+            now=now,
+            measured_time=_newest(self._folder.path / FOLDER),
+            latest={key: rounded(column.values[-1]) for key, column in metrics.columns.items() if column.values},
+            curves={key: CurveDocument(**column.curve(first, end)) for key, column in metrics.columns.items()},
+            events=[
+                EventDocument(time=event.get("time"), event=event["event"], step=event.get("step"), text=event["text"])
                 for event in self.events[-_SHOWN_EVENTS:]
             ],
-            "num_events": len(self.events),
-            "goodput": spent.to_json(),
-            "ranks": ranks[:_SHOWN_RANKS],
-            "num_ranks": len(ranks),
-            "notes": [self._problem] if self._problem else [],
-        }
+            num_events=len(self.events),
+            goodput=spent.record(),
+            ranks=ranks[:_SHOWN_RANKS],
+            num_ranks=len(ranks),
+            notes=[self._problem] if self._problem else [],
+        )
+        return dict(document(found))
 
     def _state(self, alive: bool) -> str:
         for event in reversed(self.events):
@@ -152,6 +156,42 @@ class RunFeed:
             self._resolved = resolve_shown(config, transport_of(config, num_cuda_devices(config)))
         except UserError as error:
             self._problem = str(error)
+
+
+_MOST_WAITED = 8
+_MOST_TRACED = 512
+"""Ranks of a run beyond which nobody is told who waits for whom: `fourfold doctor` does."""
+
+
+def where_ranks_stand(folder: Path, blame: Blame | None, now: float, ranks: int) -> list[RankPlace]:
+    """A row a rank, of the first `ranks`: its process's `state` in /proc (empty: gone), step, instruction `index` of
+    `num_instructions`, `seconds` since it last got on, `waits_for` as (rank, group). Without `blame`, or where the file is not that
+    run's, places have no names."""
+    positions = read_positions(folder, ranks=ranks)
+    seen = [Sighting(p, state) for p, state in zip(positions, process_states(positions), strict=True)]
+    if blame is not None:
+        try:
+            return [_place(rank, seen, now, blame) for rank in range(len(seen))]
+        except (LookupError, ValueError):
+            pass
+    return [_place(rank, seen, now, None) for rank in range(len(seen))]
+
+
+def _place(rank: int, seen: Sequence[Sighting], now: float, blame: Blame | None) -> RankPlace:
+    position = seen[rank].position
+    known = blame is not None and position.pid > 0
+    waits = blame.held_up_by(rank, seen) if blame is not None and known and len(seen) <= _MOST_TRACED else []
+    return RankPlace(
+        rank=rank,
+        state=seen[rank].state,
+        activity=ACTIVITIES[position.kind].removesuffix(",").removesuffix(" of"),
+        step=position.step,
+        index=position.at,
+        num_instructions=blame.num_instructions(position, rank) if blame is not None and known else 0,
+        instruction=blame.instruction(position, rank) if blame is not None and known else "",
+        seconds=finite_number(now - position.time) if position.pid > 0 else None,
+        waits_for=[(wait.member, wait.group) for wait in waits[:_MOST_WAITED]],
+    )
 
 
 def _clean(event: Mapping[str, Any]) -> dict[str, Any]:

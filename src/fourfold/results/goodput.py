@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from fourfold.results.record import ABSENT, shown
+from fourfold.results.run import GoodputDocument, SaveAdviceDocument
 from fourfold.simulate.campaign import best_interval, efficiency, young_interval
 
 _BEGINS, _RUNS, _ENDS = ("launch", "restart"), ("start", "resume"), ("finish", "stop")
@@ -33,19 +35,7 @@ class MeasuredGoodput:
     def share(self) -> float:
         return self.kept_seconds / self.total_seconds if self.total_seconds else 1.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Seconds by cause, the share, and advice where a failure was seen."""
-        table = {cause.replace(" ", "_"): seconds for cause, seconds in self.seconds.items()}
-        document: dict[str, Any] = {
-            "goodput": self.share,
-            "total_seconds": self.total_seconds,
-            "failures": self.failures,
-        }
-        document |= {"kept_seconds": self.kept_seconds, "seconds": table}
-        advice = self.advice()
-        return document | ({"advice": vars(advice)} if advice is not None else {})
-
-    def advice(self, mean_seconds: float | None = None) -> "SaveAdvice | None":
+    def advice(self, mean_seconds: float | None = None) -> SaveAdviceDocument | None:
         """The best time between two saves. `mean_seconds` between failures: by default as seen; None where nothing tells."""
         if mean_seconds is None:
             mean_seconds = self.total_seconds / self.failures if self.failures else None
@@ -53,26 +43,19 @@ class MeasuredGoodput:
             return None
         save, start = median(self.saves), median(self.starts) if self.starts else 0.0
         best = best_interval(mean_seconds, save)
-        return SaveAdvice(
-            mean_seconds,
-            save,
-            start,
-            young_interval(mean_seconds, save),
-            best,
-            efficiency(best, mean_seconds, save, start),
+        return SaveAdviceDocument(
+            mean_seconds=mean_seconds,
+            save_seconds=save,
+            restart_seconds=start,
+            young_seconds=young_interval(mean_seconds, save),
+            best_seconds=best,
+            expected_goodput=efficiency(best, mean_seconds, save, start),
         )
 
-
-@dataclass(frozen=True)
-class SaveAdvice:
-    """Seconds between failures, of a save, of a restart; Young's and the best interval between saves; the goodput to expect."""
-
-    mean_seconds: float
-    save_seconds: float
-    restart_seconds: float
-    young_seconds: float
-    best_seconds: float
-    expected_goodput: float
+    def record(self) -> GoodputDocument:
+        """Seconds by cause, the share, and advice where a failure was seen."""
+        seconds = {cause.replace(" ", "_"): seconds for cause, seconds in self.seconds.items()}
+        return shown(GoodputDocument, self, goodput=self.share, seconds=seconds, advice=self.advice() or ABSENT)
 
 
 def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], now: float) -> MeasuredGoodput:

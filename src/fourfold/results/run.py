@@ -1,22 +1,21 @@
 """Types of a run's documents: as it stands, as it was predicted, and all its metrics."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-from typing_extensions import TypedDict
+from fourfold.results.prediction import MemoryCurve
+from fourfold.results.record import ABSENT, record
 
-from fourfold.explore.prediction_types import MemoryCurve, exact
 
-
-@exact
-class CurveDocument(TypedDict):
+@record
+class CurveDocument:
     """A number by step, thinned so that the least and the most of every span stay."""
 
     steps: list[int]
     values: list[float]
 
 
-@exact
-class EventDocument(TypedDict):
+@record
+class EventDocument:
     """A line of `events.jsonl`. `time`: Unix time; `text`: in words."""
 
     time: float | None
@@ -25,8 +24,8 @@ class EventDocument(TypedDict):
     text: str
 
 
-@exact
-class SaveAdviceDocument(TypedDict):
+@record
+class SaveAdviceDocument:
     """Seconds between failures, of a save, of a restart; intervals between saves; the goodput to expect of the best."""
 
     mean_seconds: float
@@ -37,14 +36,13 @@ class SaveAdviceDocument(TypedDict):
     expected_goodput: float
 
 
-class GoodputOptional(TypedDict, total=False):
-    advice: SaveAdviceDocument
-
-
-@exact
-class GoodputDocument(GoodputOptional):
+@record
+class GoodputDocument:
     """Seconds of all launches by what they went to."""
 
+    FIRST: ClassVar = ("goodput", "total_seconds", "failures")
+    LAST: ClassVar = ("advice",)
+    advice: SaveAdviceDocument = ABSENT
     goodput: float
     total_seconds: float
     kept_seconds: float
@@ -52,8 +50,8 @@ class GoodputDocument(GoodputOptional):
     seconds: dict[str, float]
 
 
-@exact
-class RankPlace(TypedDict):
+@record
+class RankPlace:
     """Where a rank was last seen. `state`: its process's letter in /proc, empty where it is gone; `waits_for`: rank and group."""
 
     rank: int
@@ -67,8 +65,8 @@ class RankPlace(TypedDict):
     waits_for: list[tuple[int, str]]
 
 
-@exact
-class RunDocument(TypedDict):
+@record
+class RunDocument:
     """A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured."""
 
     name: str
@@ -92,16 +90,16 @@ class RunDocument(TypedDict):
     notes: list[str]
 
 
-@exact
-class MetricsDocument(TypedDict):
+@record
+class MetricsDocument:
     """All steps of a run: a list for every column, null where a step has no such number."""
 
     steps: list[int]
     columns: dict[str, list[float | None]]
 
 
-@exact
-class StepTimes(TypedDict):
+@record
+class StepTimes:
     """A step of a rank, by instruction, in seconds. `streams`: the instruction that starts it, begin, end, the stream's name."""
 
     step: int | None
@@ -110,10 +108,11 @@ class StepTimes(TypedDict):
     streams: list[tuple[int, float, float, str]]
 
 
-@exact
-class RankTimeline(TypedDict):
+@record
+class RankTimeline:
     """A step of a pipeline rank, as it ran on `rank` and as predicted; null where that is not known."""
 
+    FIRST: ClassVar = ("pp_rank", "instructions")
     pp_rank: int
     rank: int | None
     instructions: list[str]
@@ -121,8 +120,8 @@ class RankTimeline(TypedDict):
     predicted: StepTimes | None
 
 
-@exact
-class KindDocument(TypedDict):
+@record
+class KindDocument:
     """A kind of instruction in a step."""
 
     kind: str
@@ -131,8 +130,8 @@ class KindDocument(TypedDict):
     measured_seconds: float
 
 
-@exact
-class RankDocument(TypedDict):
+@record
+class RankDocument:
     """A rank's measurements beside its prediction."""
 
     rank: int
@@ -148,9 +147,11 @@ class RankDocument(TypedDict):
     kinds: list[KindDocument]
 
 
-@exact
-class ComparisonDocument(TypedDict):
+@record
+class ComparisonDocument:
     """`fourfold report --json`: a run's measured steps beside their prediction."""
+
+    FIRST: ClassVar = ("timelines", "memory_over_time")
 
     cluster: str | None
     predicted_step_seconds: float | None

@@ -1,14 +1,17 @@
-"""`fourfold validate` and `fourfold fit`: measured runs beside their predictions, and software adjusted to them."""
+"""`fourfold compare`, `validate` and `fit`: predictions and runs side by side, and software adjusted to what was measured."""
 
 import json as json_text
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from fourfold.api.comparing import ColumnOptions, compared
 from fourfold.api.validation import fitted, validated
 from fourfold.cli.options import Json, TrustEach, print_json
 from fourfold.cli.progress import Countdown
 from fourfold.report.format_fit import fit_lines
 from fourfold.report.format_validation import validation_lines
+from fourfold.report.side_by_side import side_by_side_document, side_by_side_lines
 from fourfold.simulate.paused_garbage_collection import without_collection
 
 
@@ -56,4 +59,25 @@ def fit(
         print_json({"cases": names, **asdict(found), "software_file": str(out) if out else None})
     else:
         print("\n".join(fit_lines(found, cases, out)))
+    return 0
+
+
+def compare(*sources: str, columns: ColumnOptions, json: Json = False) -> int:
+    """Put layouts, clusters, software or runs side by side: step, memory, bubble, exposed communication, days, cost.
+
+    fourfold compare preset:llama3-70b --with "layout.tp=8 layout.cp=1" --with "layout.tp=2 layout.cp=4" compares three
+    layouts;
+    fourfold compare run.toml --cluster dgx-h100:64 --cluster dgx-b200:64 two clusters; fourfold compare runs/a runs/b two runs.
+
+    Parameters
+    ----------
+    sources
+        Run files, preset:NAME, folders of runs (as measured; predicted too where the cluster is known), or documents of plan --json
+        and simulate --json. Keys of the run file, as section.key=value, hold for all predictions.
+    """
+    sides = compared(sources, columns)
+    if json:
+        print_json(side_by_side_document(sides))
+    else:
+        print("\n".join(side_by_side_lines(sides, shutil.get_terminal_size((100, 24)).columns)))
     return 0
