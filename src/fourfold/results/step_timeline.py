@@ -8,7 +8,7 @@ from fourfold.program.instruction import Op
 from fourfold.results.comparison import Comparison, KindComparison, RankComparison
 from fourfold.results.prediction import MemoryCurve, curve_record
 from fourfold.results.record import document
-from fourfold.results.run import ComparisonDocument, KindDocument, StepTimes, RankDocument, RankTimeline
+from fourfold.results.run import ComparisonDocument, KindDocument, RankDocument, RankTimeline, StepTimes
 from fourfold.simulate.memory import memory_along, memory_over_time
 from fourfold.simulate.state import RankTimes
 from fourfold.simulate.step import Simulation, simulate
