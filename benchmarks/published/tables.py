@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from defaults import DEFAULTS
-from fourfold.report.format_simulation import table as aligned
+from fourfold.report.units import table as aligned
 from outcome import PublishedOutcome, SourceSummary
 
 _MOST_REASONS = 12

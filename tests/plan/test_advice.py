@@ -6,7 +6,8 @@ import pytest
 
 import fourfold as ff
 from fourfold.plan.advice import HELPS, MOST, candidate_of
-from fourfold.report.format_advice import advice_document, advice_lines
+from fourfold.report.format_advice import advice_lines, advice_record
+from fourfold.results.record import document as json_document
 from fourfold.simulate.summary import IMBALANCE
 
 BIG = {"model": {"preset": "llama3-405b"}, "batch": {"global_sequences": 512, "sequence_length": 8192}}
@@ -60,7 +61,7 @@ def test_the_limit_of_the_step_is_named_where_nothing_helps() -> None:
     assert advice.changes == ()
     (line,) = advice_lines(advice, summary)
     assert line.startswith("change  no single change helps; the step is matmuls")
-    document: Any = advice_document(advice, summary)
+    document: Any = json_document(advice_record(advice, summary))
     assert document["changes"] == []
     assert document["limit"].startswith("no single change helps")
 

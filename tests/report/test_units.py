@@ -2,8 +2,7 @@
 
 import pytest
 
-from fourfold.report.format_simulation import seconds_text
-from fourfold.report.units import format_figure, spelled_out
+from fourfold.report.units import format_figure, seconds_text, spelled_out
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,19 @@ from html import escape
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from fourfold.report.format_campaign import duration
 from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.format_simulation import KINDS, per_cent, seconds_text
+from fourfold.report.format_simulation import KINDS
 from fourfold.report.program_table import program_rows
-from fourfold.report.units import format_bytes, format_count, format_figure, format_flops, sparkline
+from fourfold.report.units import (
+    duration,
+    format_bytes,
+    format_count,
+    format_figure,
+    format_flops,
+    per_cent,
+    seconds_text,
+    sparkline,
+)
 
 if TYPE_CHECKING:
     from fourfold.api.planning import PlanResult

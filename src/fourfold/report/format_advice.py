@@ -1,8 +1,7 @@
 """Advice as lines and as a record: changes to copy, with what each gains; or what limits the step."""
 
 from fourfold.plan.advice import Advice, LayoutChange
-from fourfold.report.format_simulation import per_cent, seconds_text
-from fourfold.report.units import format_bytes, spelled_out
+from fourfold.report.units import format_bytes, per_cent, seconds_text, spelled_out
 from fourfold.results.fit import Fit, fit_of
 from fourfold.results.prediction import AdviceDocument, ChangeDocument
 from fourfold.results.record import shown

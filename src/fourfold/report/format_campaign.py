@@ -2,18 +2,10 @@
 
 from math import isfinite
 
-from fourfold.report.units import format_bytes, format_count, format_dollars, three_digits
+from fourfold.report.units import duration, format_bytes, format_count, format_dollars
 from fourfold.simulate.campaign import Campaign, Goodput
 
 DAY = 86400.0
-
-
-def duration(seconds: float) -> str:
-    """`100` -> `1.7 minutes`, `200000` -> `2.3 days`."""
-    for unit, length in (("days", DAY), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:,.1f} {unit}"
-    return f"{three_digits(seconds)} s"
 
 
 def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset()) -> list[str]:

@@ -1,8 +1,7 @@
 """Predicted beside measured in a terminal."""
 
 from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.format_simulation import seconds_text
-from fourfold.report.units import format_bytes, table
+from fourfold.report.units import format_bytes, seconds_text, table
 from fourfold.results.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
 
 SHOWN_DIFFERENCES = 5

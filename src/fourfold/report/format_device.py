@@ -8,8 +8,7 @@ import tomli_w
 from fourfold.calibrate.findings import DeviceFindings
 from fourfold.calibrate.kernels import library_text
 from fourfold.calibrate.machine import best_matmul
-from fourfold.report.format_simulation import seconds_text
-from fourfold.report.units import format_bytes
+from fourfold.report.units import flops_rate, format_bytes, seconds_text
 
 MEANING = {
     "memory_bytes": "Memory: a GPU's as its driver states it; a processor's divided by the ranks that share it.",
@@ -76,7 +75,7 @@ def notes(found: DeviceFindings) -> Iterator[str]:
     """Measurements beside the constants, and how well these describe what was measured."""
     first, last = found.rates[0], found.rates[-1]
     yield (
-        f"sustained load: {len(found.rates)} windows of one matmul, {_rate(first)} to {_rate(last)}, "
+        f"sustained load: {len(found.rates)} windows of one matmul, {flops_rate(first)} to {flops_rate(last)}, "
         f"{100 * found.throttled:.0f} % lost"
     )
     for each in found.residuals:
@@ -95,7 +94,7 @@ def notes(found: DeviceFindings) -> Iterator[str]:
 def screen(found: DeviceFindings) -> Iterator[str]:
     """The result on a screen."""
     device = found.device
-    peaks = ", ".join(f"{name} {_rate(value)}" for name, value in device.peak_flops_per_second.items())
+    peaks = ", ".join(f"{name} {flops_rate(value)}" for name, value in device.peak_flops_per_second.items())
     yield f"{device.name}: {format_bytes(device.memory_bytes)}, {device.memory_bytes_per_second / 1e9:.4g} GB/s"
     yield f"matmuls: {peaks}"
     yield from notes(found)
@@ -110,10 +109,6 @@ def document(found: DeviceFindings, table: Mapping[str, Any]) -> dict[str, Any]:
         "residuals": [each.__dict__ for each in found.residuals],
         "checks": [{**each.__dict__, "error": each.error} for each in found.checks],
     }
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e12:.4g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.4g} GFLOP/s"
 
 
 def machine_lines(

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 from fourfold.report.format_comparison import signed
-from fourfold.report.format_simulation import per_cent, table
+from fourfold.report.units import per_cent, table
 from fourfold.validate import Case
 from fourfold.validate.fit import Residual, SoftwareFit
 

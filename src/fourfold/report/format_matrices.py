@@ -6,8 +6,7 @@ from fourfold.layout.mesh import axes_name
 from fourfold.program.capabilities import unit_bytes
 from fourfold.program.muon.owners import placement
 from fourfold.program.spec import StepSpec
-from fourfold.report.format_simulation import seconds_text
-from fourfold.report.units import format_bytes
+from fourfold.report.units import format_bytes, seconds_text
 from fourfold.simulate.step import mean_seconds
 from fourfold.simulate.summary import StepSummary
 

@@ -1,9 +1,8 @@
 """The published runs nearest to a predicted one, as lines of text."""
 
 from fourfold.evidence import PublishedRun, nearest_runs
-from fourfold.report.format_simulation import seconds_text
 from fourfold.report.screen import NARROW, columns
-from fourfold.report.units import table
+from fourfold.report.units import seconds_text, table
 from fourfold.simulate.summary import StepSummary
 
 MODEL_WIDTH, SOURCE_WIDTH, NARROW_WIDTH = 26, 60, 16

@@ -3,8 +3,7 @@
 from fourfold.plan.outlook import FAR
 from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
-from fourfold.report.format_simulation import per_cent, seconds_text
-from fourfold.report.units import format_bytes
+from fourfold.report.units import format_bytes, per_cent, seconds_text
 from fourfold.results.fit import fit_of_priced
 from fourfold.results.plan import why_behind
 

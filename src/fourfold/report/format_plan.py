@@ -13,10 +13,8 @@ from fourfold.report.format_simulation import (
     format_software,
     late_lines,
     memory_lines,
-    per_cent,
-    seconds_text,
 )
-from fourfold.report.units import format_bytes, format_count, format_figure, spelled_out
+from fourfold.report.units import format_bytes, format_count, format_figure, per_cent, seconds_text, spelled_out
 from fourfold.report.verdict import interval_lines, verdict_lines
 from fourfold.results.fit import fit_of_priced
 from fourfold.results.plan import num_within_interval, why_behind

@@ -11,7 +11,17 @@ from fourfold.program.capabilities import BUFFERS
 from fourfold.program.communicators import num_communicators
 from fourfold.program.spec import StepSpec
 from fourfold.report.screen import NARROW, columns
-from fourfold.report.units import format_bytes, format_count, format_figure, sparkline, spelled_out, table, three_digits
+from fourfold.report.units import (
+    flops_figure,
+    format_bytes,
+    format_count,
+    format_figure,
+    per_cent,
+    seconds_text,
+    sparkline,
+    spelled_out,
+    table,
+)
 from fourfold.simulate.checks import CheckPrice
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import mean_seconds
@@ -29,25 +39,6 @@ KINDS |= {"units": "full units beside the shards", "workspace": "workspace"}
 """Kinds of buffers as a person reads them."""
 
 
-def seconds_text(seconds: float) -> str:
-    """`0.0123` -> `12.3 ms`, `75` -> `75.0 s`."""
-    if seconds >= 0.9995:
-        return f"{three_digits(seconds)} s"
-    if seconds >= 0.9995e-3:
-        return f"{three_digits(seconds * 1e3)} ms"
-    return f"{three_digits(seconds * 1e6)} us" if seconds else "0 us"
-
-
-def _flops(count: float) -> str:
-    """`4.767e17` -> `476.7 PFLOP`, with four digits."""
-    prefix, size = next((each for each in (("P", 1e15), ("T", 1e12), ("G", 1e9)) if count >= each[1]), ("M", 1e6))
-    return f"{format_figure(count / size)} {prefix}FLOP"
-
-
-def per_cent(share: float) -> str:
-    return f"{round(100 * share, 1) + 0.0:.1f} %"  # 0 without a sign
-
-
 def format_segments(segments: Sequence[Segment]) -> str:
     """`embedding, 4 blocks`: the segments of a pipeline rank."""
     kinds = Counter(segment.kind for segment in segments)
@@ -62,9 +53,9 @@ def step_lines(summary: StepSummary) -> list[str]:
     lines = [
         f"batch      {format_count(summary.tokens)} tokens, {count} microbatch{'es' if count != 1 else ''} a rank: "
         f"{format_count(summary.tokens_per_second)} tokens/s",
-        f"MFU        {per_cent(summary.mfu)} = {_flops(summary.flops_per_token)}/token x tokens/s / "
+        f"MFU        {per_cent(summary.mfu)} = {flops_figure(summary.flops_per_token)}/token x tokens/s / "
         f"({summary.devices} devices x {format_figure(peak)} TFLOP/s): {format_figure(reached)} TFLOP/s/device",
-        f"HFU        {per_cent(summary.hfu)} = {_flops(summary.executed_flops)} executed, recomputation included / "
+        f"HFU        {per_cent(summary.hfu)} = {flops_figure(summary.executed_flops)} executed, recomputation included / "
         f"(step x devices x peak)",
         f"bubble     {per_cent(summary.bubble_fraction)} of the step to fill and drain, mean over pipeline ranks",
     ]

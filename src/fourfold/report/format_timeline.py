@@ -7,6 +7,7 @@ from fourfold.program import Op
 from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.timeline import Timeline
 from fourfold.report.palette import LATER_STAGES, OPERATIONS
+from fourfold.report.units import share_text
 
 OP_NAMES = {op: OPERATIONS[op.value].name for op in SCHEDULED_OPS}
 FILLS = {op: (OPERATIONS[op.value].light, LATER_STAGES[op.value]) for op in OP_NAMES}
@@ -15,15 +16,6 @@ INKS = ("#ffffff", "#000000")
 """Colours of the text on these fills."""
 
 Format = Callable[[float], str]
-
-
-def plain_number(value: float) -> str:
-    """`3.0` -> `3`."""
-    return f"{value:.4g}"
-
-
-def per_cent(fraction: float) -> str:
-    return f"{max(0.0, fraction):.1%}".replace("%", " %")
 
 
 def ops_used(timeline: Timeline) -> list[Op]:
@@ -54,19 +46,19 @@ def headline(timeline: Timeline, schedule: str, format_time: Format) -> str:
     inner, uneven = timeline.zero_bubble_fraction, timeline.imbalance_fraction
     remark = ""
     if uneven >= 5e-4:
-        remark = f", {per_cent(uneven)} because ranks have unequal work"
+        remark = f", {share_text(uneven)} because ranks have unequal work"
     elif inner < timeline.bubble_fraction - 5e-4:
-        remark = f" ({per_cent(inner)} if steps overlapped at their ends)"
+        remark = f" ({share_text(inner)} if steps overlapped at their ends)"
     return (
         f"{schedule}: {_counted(timeline.num_ranks, 'rank')}{held}, {_counted(microbatches, 'microbatch', 'es')}: "
-        f"bubble {per_cent(timeline.bubble_fraction)} of a step of {format_time(timeline.makespan)}{remark}"
+        f"bubble {share_text(timeline.bubble_fraction)} of a step of {format_time(timeline.makespan)}{remark}"
     )
 
 
 def format_rank(timeline: Timeline, rank: int, format_activations: Format) -> tuple[str, str]:
     """A rank's bubble and its most live activations."""
     idle = timeline.idle[rank] / timeline.makespan if timeline.makespan else 0.0
-    return per_cent(idle), format_activations(timeline.peak_activations[rank])
+    return share_text(idle), format_activations(timeline.peak_activations[rank])
 
 
 def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 from fourfold.report.format_comparison import signed
-from fourfold.report.format_simulation import per_cent, seconds_text
-from fourfold.report.units import format_bytes, table
+from fourfold.report.units import format_bytes, per_cent, seconds_text, table
 from fourfold.validate import CaseOutcome, Errors, Metrics, Validation
 
 _HEAD = ("case", "devices", "measured", "predicted", "error", "memory measured", "predicted", "error", "fits")

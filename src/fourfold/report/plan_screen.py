@@ -6,11 +6,10 @@ from math import isfinite
 from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.report.format_campaign import duration
 from fourfold.report.format_outlook import format_behind, outlook_lines
 from fourfold.report.format_plan import LIKE, asked_lines, explanation_lines, first_lines, plan_lines
-from fourfold.report.format_simulation import format_software, per_cent, seconds_text
-from fourfold.report.units import format_bytes, format_count, format_dollars
+from fourfold.report.format_simulation import format_software
+from fourfold.report.units import duration, format_bytes, format_count, format_dollars, per_cent, seconds_text
 from fourfold.results.fit import fit_of_priced
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.run_prices import OWN_SOFTWARE

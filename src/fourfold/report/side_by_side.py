@@ -10,9 +10,16 @@ from fourfold.config import UserError
 from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
-from fourfold.report.format_campaign import duration
-from fourfold.report.format_simulation import per_cent, seconds_text
-from fourfold.report.units import format_bytes, format_dollars, format_figure, spelled_out, table
+from fourfold.report.units import (
+    duration,
+    format_bytes,
+    format_dollars,
+    format_figure,
+    per_cent,
+    seconds_text,
+    spelled_out,
+    table,
+)
 from fourfold.results.fit import Fit
 from fourfold.results.prediction import layout_record
 from fourfold.results.record import document as json_document

@@ -13,10 +13,10 @@ from fourfold.report.format_timeline import (
     has_later_stages,
     headline,
     ops_used,
-    plain_number,
     shortest_entry,
 )
 from fourfold.report.palette import INK, SOFT, SURFACE, TIME
+from fourfold.report.units import plain_number
 
 _IDLE = TIME["idle"].light
 _ROW, _GAP, _TOP, _LEFT, _RIGHT = 24, 6, 62, 70, 170

@@ -17,10 +17,10 @@ from fourfold.report.format_timeline import (
     has_later_stages,
     headline,
     ops_used,
-    plain_number,
     shortest_entry,
 )
 from fourfold.report.timeline_window import Window, full_window
+from fourfold.report.units import plain_number
 
 _IDLE = "·"
 _TICK_COLUMNS = 12

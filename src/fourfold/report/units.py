@@ -106,3 +106,46 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, .
         ).rstrip()
         for row in (head, *rows)
     ]
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.0123` -> `12.3 ms`, `75` -> `75.0 s`."""
+    if seconds >= 0.9995:
+        return f"{three_digits(seconds)} s"
+    if seconds >= 0.9995e-3:
+        return f"{three_digits(seconds * 1e3)} ms"
+    return f"{three_digits(seconds * 1e6)} us" if seconds else "0 us"
+
+
+def flops_figure(count: float) -> str:
+    """`4.767e17` -> `476.7 PFLOP`, with four digits."""
+    prefix, size = next((each for each in (("P", 1e15), ("T", 1e12), ("G", 1e9)) if count >= each[1]), ("M", 1e6))
+    return f"{format_figure(count / size)} {prefix}FLOP"
+
+
+def per_cent(share: float) -> str:
+    """`0.1234` -> `12.3 %`."""
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # 0 without a sign
+
+
+def share_text(fraction: float) -> str:
+    """`0.1234` -> `12.3 %`, never below 0."""
+    return f"{max(0.0, fraction):.1%}".replace("%", " %")
+
+
+def duration(seconds: float) -> str:
+    """`100` -> `1.7 minutes`, `200000` -> `2.3 days`."""
+    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{three_digits(seconds)} s"
+
+
+def plain_number(value: float) -> str:
+    """`3.0` -> `3`."""
+    return f"{value:.4g}"
+
+
+def flops_rate(value: float) -> str:
+    """`9.89e14` -> `989 TFLOP/s`."""
+    return f"{value / 1e12:.4g} TFLOP/s" if value >= 1e12 else f"{value / 1e9:.4g} GFLOP/s"

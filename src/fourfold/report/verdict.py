@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from fourfold.evidence.interval import Quantity
-from fourfold.report.format_simulation import LEAST_IMBALANCE, per_cent, seconds_text
-from fourfold.report.units import format_bytes, format_figure, spelled_out
+from fourfold.report.format_simulation import LEAST_IMBALANCE
+from fourfold.report.units import format_bytes, format_figure, per_cent, seconds_text, spelled_out
 from fourfold.results.fit import fit_of
 from fourfold.results.prediction import interval_of
 from fourfold.simulate.summary import StepSummary
