@@ -19,9 +19,7 @@ NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
-    "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/timeline_trace.py": "the trace of a schedule alone, of which no program is simulated",
-    "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "api/new_file.py": "files for `--out`, which commands and what they call write",
     "cli/data.py": "one command, one file",
     "cli/list.py": "one command, one file",

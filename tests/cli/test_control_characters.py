@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 from fourfold.cli.app import COMMANDS
 from fourfold.plain_text import PlainStream, own_codes, plain, plain_output
-from fourfold.report.console import Terminal
+from fourfold.report.display import Terminal
 from tests.support.left_run import LOOKS, leave_run
 from tests.support.spoiled import CONTROL
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.page_file import write_page
-from fourfold.report.run_metrics import StepMetrics
+from fourfold.report.run_files import StepMetrics
 from tests.explore.test_pages import violations
 from tests.explore.test_run import NAME, check_exports, figure, finished_run
 from tests.explore.test_strategy import until

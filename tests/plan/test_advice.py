@@ -6,7 +6,7 @@ import pytest
 
 import fourfold as ff
 from fourfold.plan.advice import HELPS, MOST, candidate_of
-from fourfold.report.format_advice import advice_lines, advice_record
+from fourfold.report.format_outlook import advice_lines, advice_record
 from fourfold.results.record import document as json_document
 from fourfold.simulate.summary import IMBALANCE
 

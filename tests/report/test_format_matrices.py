@@ -8,8 +8,8 @@ import pytest
 from fourfold.config.optimizers import AdamWSection, MuonSection
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import candidate_spec
-from fourfold.report.format_matrices import matrix_lines
 from fourfold.report.format_plan import plan_lines
+from fourfold.report.format_simulation import matrix_lines
 from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.summary import StepSummary
 from tests.plan.test_bounds import request

@@ -12,9 +12,7 @@ import pytest
 
 from fourfold.api.run_feed import RunFeed
 from fourfold.config import UserError
-from fourfold.report.follow import Follower
-from fourfold.report.run_files import check_files
-from fourfold.report.run_metrics import StepMetrics
+from fourfold.report.run_files import Follower, StepMetrics, check_files
 from fourfold.report.run_state import describe_event
 from tests.report.test_comparison import as_predicted
 

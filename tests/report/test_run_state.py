@@ -7,10 +7,9 @@ import time
 import pytest
 from rich.console import Console
 
-from fourfold.report.ending import Command, final_lines
-from fourfold.report.follow import Follower
-from fourfold.report.live import render
-from fourfold.report.plain import PlainDisplay
+from fourfold.report.display import PlainDisplay, render
+from fourfold.report.format_run import Command, final_lines
+from fourfold.report.run_files import Follower
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
 
@@ -74,7 +73,7 @@ def test_the_newest_metrics_count_and_steps_count_from_one(tmp_path) -> None:
 
 def test_a_run_prints_at_most_some_twenty_lines_of_metrics(tmp_path, monkeypatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("fourfold.report.plain.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fourfold.report.display.time.monotonic", lambda: clock[0])
     lines: list[str] = []
     display = PlainDisplay(state(tmp_path), lines.append)
     with open(tmp_path / "metrics.jsonl", "a") as file:

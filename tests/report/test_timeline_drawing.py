@@ -15,7 +15,7 @@ from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
 from fourfold.program.timeline import Timeline, timeline
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline, timeline_lines
-from fourfold.report.timeline_window import MOST_ROWS, read_window
+from fourfold.report.timeline_text import MOST_ROWS, read_window
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fourfold.report.format_goodput import goodput_lines
+from fourfold.report.format_campaign import goodput_lines
 from fourfold.results.goodput import goodput
 from fourfold.simulate.campaign import efficiency, young_interval
 

@@ -17,8 +17,8 @@ from fourfold.plan.planner import Plan, make_plan
 from fourfold.plan.pricing import Priced, candidate_spec
 from fourfold.plan.request import SAFE, Request
 from fourfold.plan.trainers import TRAINERS
-from fourfold.report.format_advice import advice_record
 from fourfold.report.format_campaign import campaign_lines
+from fourfold.report.format_outlook import advice_record
 from fourfold.report.format_plan import plan_lines
 from fourfold.report.plan_screen import screen_lines
 from fourfold.report.verdict import verdict_lines

@@ -21,8 +21,7 @@ from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
 from fourfold.program import Instruction, MemoryPeak, Program, from_text, memory_curve, memory_peak, to_text
 from fourfold.report.format_run import layout_line, model_line, transport_lines
-from fourfold.report.legend import legend_lines
-from fourfold.report.program_table import program_rows, program_totals, table_lines, totals_lines
+from fourfold.report.program_table import legend_lines, program_rows, program_totals, table_lines, totals_lines
 from fourfold.simulate.run_prices import transport_on
 
 Kind = Literal["train", "evaluate"]

@@ -14,7 +14,7 @@ from fourfold.model.torch_attention import default_backend
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.rehearse.run import rehearse, rehearse_graphs
 from fourfold.rehearse.training import NoSmallRun, rehearse_training, require_host_memory
-from fourfold.report.console import preparing
+from fourfold.report.display import preparing
 from fourfold.report.format_rehearsal import host_memory_line, rehearsal_lines, training_lines
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.runtime.graph import check_graphs

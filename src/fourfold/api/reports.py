@@ -9,8 +9,8 @@ from fourfold.api.run_feed import run_documents
 from fourfold.config import RunFailure
 from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
+from fourfold.report.format_campaign import goodput_lines
 from fourfold.report.format_comparison import comparison_lines
-from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
 from fourfold.report.run_files import check_files
 from fourfold.report.run_trace import TRACE, write_run_trace

@@ -14,10 +14,8 @@ from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
-from fourfold.report.follow import Follower
 from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.run_files import check_files
-from fourfold.report.run_metrics import StepMetrics, rounded
+from fourfold.report.run_files import Follower, StepMetrics, check_files, rounded
 from fourfold.report.run_state import describe_event
 from fourfold.results.comparison import Comparison
 from fourfold.results.goodput import goodput

@@ -30,10 +30,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
 from fourfold.plan.advice import Advice
-from fourfold.report.format_advice import advice_lines, advice_record
 from fourfold.report.format_campaign import campaign_lines
-from fourfold.report.format_matrices import matrix_lines
-from fourfold.report.format_nearest import nearest_lines
+from fourfold.report.format_outlook import advice_lines, advice_record
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
     check_lines,
@@ -41,8 +39,10 @@ from fourfold.report.format_simulation import (
     communication_lines,
     format_software,
     late_lines,
+    matrix_lines,
     memory_curve_lines,
     memory_lines,
+    nearest_lines,
     spent_lines,
     step_lines,
 )

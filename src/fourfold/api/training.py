@@ -24,13 +24,10 @@ from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout.resolve import check_ranks
 from fourfold.plain_text import plain
 from fourfold.rendezvous.ownership import claimed
-from fourfold.report.console import Terminal, preparing
 from fourfold.report.corpus import bytes_per_token
-from fourfold.report.ending import Command, program_word
-from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.live import LiveDisplay
+from fourfold.report.display import LiveDisplay, PlainDisplay, Terminal, preparing
+from fourfold.report.format_run import Command, layout_line, model_line, program_word
 from fourfold.report.page_file import REPORT, write_page
-from fourfold.report.plain import PlainDisplay
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.results.comparison import compare

@@ -9,8 +9,7 @@ from fourfold.api.comparing import ColumnOptions, compared
 from fourfold.api.validation import fitted, validated
 from fourfold.cli.options import Json, TrustEach, print_json
 from fourfold.cli.progress import Countdown
-from fourfold.report.format_fit import fit_lines
-from fourfold.report.format_validation import validation_lines
+from fourfold.report.format_validation import fit_lines, validation_lines
 from fourfold.report.side_by_side import side_by_side_document, side_by_side_lines
 from fourfold.simulate.paused_garbage_collection import without_collection
 

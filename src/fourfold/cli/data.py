@@ -21,8 +21,8 @@ def data(run: Path, /, *overrides: str, json: Json = False) -> int:
         Keys of the run file, as section.key=value, for example data.corpus=texts data.tokenizer=bpe:8192.
     """
     from fourfold.data.prepare import prepare
-    from fourfold.report.console import preparing
     from fourfold.report.corpus import corpus_lines, corpus_summary
+    from fourfold.report.display import preparing
 
     config = load_run(run, overrides)
     if json:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from fourfold.plain_text import own_codes
 from fourfold.plan.search import Progress as Report
-from fourfold.report.console import Terminal
+from fourfold.report.display import Terminal
 from fourfold.report.units import format_seconds
 
 SILENT_SECONDS = 1.0

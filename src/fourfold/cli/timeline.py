@@ -10,11 +10,10 @@ from fourfold.launch.resolve import ResolvedRun
 from fourfold.program.compiled import stage_flops
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.timeline import timeline
-from fourfold.report.console import Terminal
-from fourfold.report.format_timeline import Format, timeline_document
+from fourfold.report.display import Terminal
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline
-from fourfold.report.timeline_window import read_window
+from fourfold.report.timeline_text import Format, read_window, timeline_document
 from fourfold.report.units import format_bytes, format_flops, plain_number
 
 Times = Literal["unit", "flops"]

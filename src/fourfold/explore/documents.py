@@ -32,7 +32,7 @@ from fourfold.explore.tasks.task import task_named
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
-from fourfold.report.format_advice import advice_record
+from fourfold.report.format_outlook import advice_record
 from fourfold.results.record import document
 from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.simulate.stage_times import estimate_makespan

@@ -30,8 +30,8 @@ from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.slots import Slots
 from fourfold.program.view import rank_view
-from fourfold.report.format_timeline import timeline_figures
 from fourfold.report.program_table import program_rows
+from fourfold.report.timeline_text import timeline_figures
 from fourfold.report.timeline_trace import timeline_trace
 from fourfold.simulate.stage_times import stage_seconds
 

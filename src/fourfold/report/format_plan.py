@@ -4,14 +4,13 @@ from fourfold.hardware import cluster_names, load_cluster
 from fourfold.plan.planner import Explanation, Plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.report.format_advice import advice_lines
-from fourfold.report.format_matrices import matrix_lines
-from fourfold.report.format_outlook import format_behind, outlook_lines
+from fourfold.report.format_outlook import advice_lines, format_behind, outlook_lines
 from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
     format_software,
     late_lines,
+    matrix_lines,
     memory_lines,
 )
 from fourfold.report.units import format_bytes, format_count, format_figure, per_cent, seconds_text, spelled_out

@@ -1,9 +1,18 @@
-"""A run in a line or two: the size of its model, and its layout."""
+"""A run in words: its model, layout and transport, and how it ended."""
 
+import os
+import shlex
+import shutil
+import sys
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from fourfold.launch.resolve import ResolvedRun
-from fourfold.report.units import format_count
+from fourfold.report.format_campaign import goodput_lines
+from fourfold.report.run_state import RunState
+from fourfold.report.units import format_count, format_nats
 
 
 def model_line(run: ResolvedRun) -> str:
@@ -48,3 +57,95 @@ def transport_lines(run: ResolvedRun, where: str) -> list[str]:
         return []
     words = {"exchange": "gloo on CPUs; reductions: exchanges over gloo", "native": "NCCL; reductions: NCCL's own"}
     return [f"compiled for {where}: {words[run.spec.transport]}"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """The `fourfold train` command that was given, to be given again with changes. `out` None: the default one. `flags`: more."""
+
+    run_file: Path
+    overrides: Sequence[str] = ()
+    ranks: int | None = None
+    out: Path | None = None
+    flags: Sequence[str] = ()
+
+    def line(self, *overrides: str, out: Path | None = None) -> str:
+        """The command with further overrides, and another folder where `out` is given."""
+        stated = {key: text for text in (*self.overrides, *overrides) if (key := text.partition("=")[0])}
+        words = ["train", str(self.run_file), *stated.values()]
+        words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
+        folder = out if out is not None else self.out
+        words += ["--out", str(folder)] if folder is not None else []
+        return _command(*words, *self.flags)
+
+
+def program_word() -> str:
+    """How this program is called from here: `fourfold` where the shell finds this one by that name, else its path
+    (`.venv/bin/fourfold`), or `PYTHON -m fourfold`."""
+    called, found = Path(sys.argv[0]), shutil.which("fourfold")
+    if called.name == "__main__.py" and found is None:
+        return shlex.join([_short(Path(sys.executable)), "-m", "fourfold"])
+    if called.name != "fourfold" or (found is not None and os.path.realpath(found) == os.path.realpath(called)):
+        return "fourfold"
+    return shlex.quote(_short(called))
+
+
+def _short(path: Path) -> str:
+    """The path from here, or from the root where that is shorter; with a slash, so that the shell looks nowhere else."""
+    relative = os.path.relpath(path)
+    shorter = min(relative, os.path.abspath(path), key=len)
+    return shorter if os.sep in shorter else os.path.join(os.curdir, shorter)
+
+
+def final_lines(state: RunState, command: Command, report: str) -> list[str]:
+    """The validation loss beside the loss of a unigram model, the sample, the next commands, the folder, and the file to open.
+    `report`: the run's page, or why there is none."""
+    info = state.info
+    lines = []
+    validation = state.validation
+    if validation is not None:
+        lines.append(f"validation loss  {format_nats(validation[0], info.bytes_per_token)}")
+    if info.unigram_entropy_nats is not None:
+        entropy = format_nats(info.unigram_entropy_nats, info.bytes_per_token)
+        lines.append(f"unigram loss     {entropy} (knowing only how often each token occurs)")
+    tokens = state.number("tokens")
+    if tokens is not None:
+        lines.append(f"trained on       {format_count(tokens)} tokens in {state.step} steps")
+    skipped = int(state.number("skipped_steps") or 0)
+    if skipped:
+        lines.append(f"skipped          {skipped} steps, whose gradients were not finite")
+    if any(event.get("event") == "failure" for event in state.new_events):
+        lines += [line.replace("goodput  ", "goodput          ", 1) for line in goodput_lines(state.goodput, None)[:1]]
+    sample = state.sample.get("text", state.finish.get("sample"))
+    if isinstance(sample, str) and sample.strip():
+        lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]
+    elif (reason := str(state.sample.get("message") or "")) and state.finish:
+        lines += ["", f"No sample: {reason}"]
+    opened = "" if report.startswith("none") else "  (open it in a browser)"
+    return [
+        *lines,
+        "",
+        "Try next:",
+        *_next_commands(state, command),
+        "",
+        f"run folder       {info.folder}",
+        f"report           {report}{opened}",
+    ]
+
+
+def _next_commands(state: RunState, command: Command) -> list[str]:
+    folder = state.info.folder
+    pairs = [
+        ("let the model write", _command("sample", str(folder), "--prompt", "def ")),
+        ("where the time of a step goes, and what it should take", _command("report", str(folder))),
+        (
+            "the same run under another layout: its losses agree",
+            command.line("layout.zero=1", out=folder.with_name(folder.name + "-zero1")),
+        ),
+    ]
+    return [f"  {line}\n      {meaning}" for meaning, line in pairs]
+
+
+def _command(*words: str) -> str:
+    """A command of this program, as the shell takes it."""
+    return f"{program_word()} {shlex.join(words)}"

@@ -1,14 +1,19 @@
-"""A predicted step as text: rates, memory, where the seconds went, communication, and what limits the step."""
+"""A predicted step as text: rates, memory, where seconds went, communication, what limits the step, and runs that are like it."""
 
 from collections import Counter
 from collections.abc import Sequence
 
+from fourfold.config.optimizers import AdamWSection
 from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.evidence import PublishedRun, nearest_runs
+from fourfold.layout import FlatLayout
+from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
-from fourfold.program.capabilities import BUFFERS
+from fourfold.program.capabilities import BUFFERS, unit_bytes
 from fourfold.program.communicators import num_communicators
+from fourfold.program.muon.owners import placement
 from fourfold.program.spec import StepSpec
 from fourfold.report.screen import NARROW, columns
 from fourfold.report.units import (
@@ -222,3 +227,78 @@ def check_lines(checks: Sequence[CheckPrice]) -> list[str]:
         share = "below 0.01 %" if check.share < 1e-4 else f"{100 * check.share:.2g} %"
         lines.append(f"{'' if lines else 'checks':<11}{check.name}{often}: {share} of the time{more}")
     return lines
+
+
+MODEL_WIDTH, SOURCE_WIDTH, NARROW_WIDTH = 26, 60, 16
+
+
+def nearest_lines(summary: StepSummary) -> list[str]:
+    """A table of the nearest published runs: their step times as measured and as predicted. On a narrow screen without layout,
+    sequence length and software."""
+    head = ["nearest measured runs", "devices", "layout", "sequence", "software", "measured", "predicted", "source"]
+    simulation = summary.step.simulation
+    rows = [_row(run) for run in nearest_runs(simulation.spec, simulation.prices)]
+    if columns() >= NARROW:
+        return table(head, rows, left=(0, 1, 2, 4, 7))
+    kept = [index for index, name in enumerate(head) if name not in ("layout", "sequence", "software")]
+    narrow = [[_cut(row[index], NARROW_WIDTH) for index in kept] for row in rows]
+    return table(["nearest runs", *(head[index] for index in kept[1:])], narrow, left=(0, 1, 4))
+
+
+def _row(run: PublishedRun) -> list[str]:
+    shape = run.shape
+    error = run.predicted_step_seconds / run.step_seconds - 1
+    return [
+        _cut(run.model, MODEL_WIDTH),
+        f"{shape.devices:,} {shape.device}",
+        run.layout,
+        f"{shape.sequence_length:,}",
+        shape.software,
+        seconds_text(run.step_seconds),
+        f"{seconds_text(run.predicted_step_seconds)} ({100 * error:+.0f} %)",
+        _cut(run.source, SOURCE_WIDTH),
+    ]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def matrix_lines(summary: StepSummary) -> list[str]:
+    """Nothing for an elementwise optimizer."""
+    simulation = summary.step.simulation
+    spec, prices = simulation.spec, simulation.prices
+    if not spec.optimizer.orthogonalizes:
+        return []
+    views = simulation.views
+    moved = AdamWSection.spec.update_bytes(spec.compute, spec.master, spec.gradients)
+    adamw = sum(prices.memory(flat.shard_numel * moved) for view in views for flat in view.flats.values()) / len(views)
+    own = mean_seconds(summary.spent).get("optimizer", 0.0)
+    lines = [f"optimizer  {seconds_text(own)} a rank; AdamW's update would take {seconds_text(adamw)}"]
+    known = set()
+    for flat in (flat for view in views for flat in view.flats.values() if placement(spec, flat).work.items):
+        text = _placed(spec, flat)
+        if text not in known:
+            known.add(text)
+            lines.append(f"           {flat.unit}: {text}")
+    return lines
+
+
+def _placed(spec: StepSpec, flat: FlatLayout) -> str:
+    plan = placement(spec, flat)
+    spread = f"{plan.spread_work.flops / 1e9:.4g} GFLOP"
+    if not plan.owners:
+        why = "owner ranks save less than sending results costs"
+        if spec.optimizer.placement == "shard":
+            why = "optimizer.placement = shard"
+        elif not spec.layout.active(("dp_replicate", "dp_shard", "cp", "tp")):
+            why = "there is one rank"
+        return f"every rank orthogonalizes what it has parts of, {spread} on the busiest: {why}"
+    why = (
+        "saves more than sending results costs" if spec.optimizer.placement == "auto" else "optimizer.placement = owner"
+    )
+    size = format_bytes(unit_bytes(spec, "homes", flat))
+    return (
+        f"owner ranks over {axes_name(plan.owners)}, {plan.work.flops / 1e9:.4g} GFLOP on the busiest in place of {spread}, "
+        f"{size} of results gathered: {why}"
+    )

@@ -1,10 +1,14 @@
-"""A validation in a terminal: a row a case, then errors, skill, order of layouts and memory in one line each."""
+"""Measured runs beside their predictions, and software fitted to them, in lines."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
 
 from fourfold.report.format_comparison import signed
 from fourfold.report.units import format_bytes, per_cent, seconds_text, table
-from fourfold.validate import CaseOutcome, Errors, Metrics, Validation
+from fourfold.validate import Case, CaseOutcome, Errors, Metrics, Validation
+from fourfold.validate.fit import Residual, SoftwareFit
 
 _HEAD = ("case", "devices", "measured", "predicted", "error", "memory measured", "predicted", "error", "fits")
 WIDEST = 48
@@ -69,3 +73,36 @@ def _errors(errors: Errors, what: str) -> str:
 
 def _known(value: float | None, text: Callable[[float], str]) -> str:
     return "" if value is None else text(value)
+
+
+_FIGURES = {"step": "step time", "memory": "memory"}
+
+
+def fit_lines(found: SoftwareFit, cases: Sequence[Case], out: Path | None) -> list[str]:
+    """All lines for a terminal."""
+    left_out = {(each.case, each.figure): each.error for each in found.left_out}
+    rows = []
+    for before, after in zip(found.before, found.after, strict=True):
+        error = left_out[before.case, before.figure]
+        name = cases[before.case].name
+        errors = (before.error, after.error) if len(cases) == 1 else (before.error, after.error, error)
+        rows.append([name, _FIGURES[before.figure], *(signed(math.expm1(each)) for each in errors)])
+    head = ("case", "figure", "error", "fitted", "fitted to the others")[: 4 if len(cases) == 1 else 5]
+    lines = [*table(head, rows), ""]
+    for figure, words in _FIGURES.items():
+        if any(each.figure == figure for each in found.before):
+            text = f"{words:<10} median error {_median(found.before, figure)}, fitted {_median(found.after, figure)}"
+            if len(cases) > 1:
+                text += f", each by the others {_median(found.left_out, figure)}"
+            lines.append(text)
+    moved = [[name, f"{found.prior[name]:.4g}", f"{value:.4g}"] for name, value in found.constants.items()]
+    lines += ["", *table(("constant", found.base, "fitted"), moved)]
+    if out is not None:
+        lines += ["", f"written to {out}; what to do with it: fourfold plan ... --software {out}"]
+    else:
+        lines += ["", "nothing is written; --out mine.toml keeps it for --software mine.toml"]
+    return lines
+
+
+def _median(errors: Sequence[Residual], figure: str) -> str:
+    return per_cent(median(abs(math.expm1(each.error)) for each in errors if each.figure == figure))

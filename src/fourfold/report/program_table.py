@@ -1,6 +1,7 @@
-"""A program as rows and totals: what `fourfold show` prints, as text and as JSON."""
+"""A program as rows, totals and a proof, with what its letters mean: the text and the JSON of `fourfold show`."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
@@ -8,7 +9,6 @@ from fourfold.program.capabilities import OPCODES
 from fourfold.program.instruction import Opcode
 from fourfold.program.liveness import host_peak_bytes, host_traffic, ledger, peak_bytes
 from fourfold.report.format_simulation import KINDS
-from fourfold.report.legend import wrapped
 from fourfold.report.units import format_bytes, format_flops, table
 
 _PEAK_BUFFERS = 6
@@ -144,3 +144,40 @@ def proof_lines(found: dict[str, Any]) -> list[str]:
         f"joined, nobody waits for ever{gradients}",
         f"  peak memory {format_bytes(found['peak_memory_bytes'])} a rank",
     ]
+
+
+_SEGMENTS = {
+    "embed": "embed = embedding",
+    "b": "b3 = block 3",
+    "b.experts": "b3.experts = its experts",
+    "mtp": "mtp0 = first MTP module",
+    "mtp.experts": "mtp0.experts = its experts",
+    "head": "head = final norm + unembedding + loss",
+}
+
+
+def legend_lines(program: Program) -> list[str]:
+    """The operations that occur in `program`, then its segments and numbers, as aligned text."""
+    used = {step.op for step in program.instructions}
+    names = {step.segment or "" for step in program.instructions}
+    words = [f"{op.value} = {op.info.meaning}" for op in OPCODES if op in used]
+    kinds = {"".join(c for c in name if not c.isdigit()) for name in names}
+    parts = [meaning for kind, meaning in _SEGMENTS.items() if kind in kinds]
+    if any(step.microbatch is not None for step in program.instructions):
+        parts.append("m0 = microbatch 0")
+    if any(step.peer is not None for step in program.instructions):
+        parts.append("r1 = rank 1")
+    return [*wrapped("letters", "", words), *wrapped("names", "", parts)]
+
+
+def wrapped(name: str, head: str, items: Sequence[str], width: int = 78) -> list[str]:
+    """`name  head item, item, ...`, continued under the first item where the line is full."""
+    indent = " " * 18
+    lines, line = [], f"{name:<16}  {head}"
+    for index, item in enumerate(items):
+        text = item + (", " if index + 1 < len(items) else "")
+        if len(line) + len(text.rstrip()) > width:
+            lines.append(line.rstrip())
+            line = indent
+        line += text
+    return [*lines, line.rstrip()]

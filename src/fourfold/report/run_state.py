@@ -9,7 +9,7 @@ from typing import Any
 
 from fourfold.config.run_rows import clean_row
 from fourfold.plain_text import plain
-from fourfold.report.follow import Follower
+from fourfold.report.run_files import Follower
 from fourfold.report.units import format_flops
 from fourfold.results.goodput import MeasuredGoodput, goodput
 

@@ -46,7 +46,7 @@ def print_screen(lines: Sequence[str]) -> None:
         return
     from rich.text import Text
 
-    from fourfold.report.console import Terminal
+    from fourfold.report.display import Terminal
 
     console = Terminal(markup=False)
     for line in shown:

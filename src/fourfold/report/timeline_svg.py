@@ -3,7 +3,8 @@
 from xml.sax.saxutils import escape
 
 from fourfold.program.timeline import Event, Timeline
-from fourfold.report.format_timeline import (
+from fourfold.report.palette import INK, SOFT, SURFACE, TIME
+from fourfold.report.timeline_text import (
     FILLS,
     INKS,
     OP_NAMES,
@@ -15,7 +16,6 @@ from fourfold.report.format_timeline import (
     ops_used,
     shortest_entry,
 )
-from fourfold.report.palette import INK, SOFT, SURFACE, TIME
 from fourfold.report.units import plain_number
 
 _IDLE = TIME["idle"].light

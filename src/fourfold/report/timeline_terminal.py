@@ -7,19 +7,20 @@ from rich.text import Text
 
 from fourfold.program import Op
 from fourfold.program.timeline import Event, Timeline
-from fourfold.report.format_timeline import (
+from fourfold.report.timeline_text import (
     FILLS,
     INKS,
     OP_NAMES,
     Format,
+    Window,
     chunk_of,
     format_rank,
+    full_window,
     has_later_stages,
     headline,
     ops_used,
     shortest_entry,
 )
-from fourfold.report.timeline_window import Window, full_window
 from fourfold.report.units import plain_number
 
 _IDLE = "·"

@@ -5,7 +5,7 @@ from typing import Any
 
 from fourfold.program import Op
 from fourfold.program.timeline import Timeline
-from fourfold.report.format_timeline import OP_NAMES
+from fourfold.report.timeline_text import OP_NAMES
 from fourfold.simulate.state import Place
 from fourfold.simulate.trace import COMPUTE_TRACK, TracePoint, arrows, microseconds, span, track_name
 

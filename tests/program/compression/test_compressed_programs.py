@@ -9,7 +9,7 @@ from fourfold.config import UserError, parse_run
 from fourfold.program import Op, lower_pipeline, memory_peak, verify
 from fourfold.program.capabilities import check_planned
 from fourfold.program.compression.steps import Compression, CompressionOp
-from fourfold.report.legend import legend_lines
+from fourfold.report.program_table import legend_lines
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import simulate
 from tests.support.programs import QWEN3_MOE, make_spec

@@ -1,18 +1,112 @@
-"""A run that trains, on a terminal: one panel that is drawn again and again."""
+"""Displays of a run that trains: a screen in a terminal, plain lines elsewhere, a spinner while it is prepared."""
 
+import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from fourfold.plain_text import own_codes, plain
 from fourfold.report.run_state import RunState, describe_event
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
+
+
+class Terminal(Console):
+    """A console whose codes are its own: control characters of the text that it shows are escaped. `errors`: on stderr."""
+
+    def __init__(self, errors: bool = False, **options: Any) -> None:
+        super().__init__(file=own_codes(sys.stderr if errors else sys.stdout), highlight=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
+@contextmanager
+def preparing(what: str) -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows a line of text."""
+    console = Terminal(markup=False, soft_wrap=True)
+    if not console.is_terminal:
+        yield lambda text: print(text, flush=True)
+        return
+    with console.status(what):
+        yield console.print
+
+
+_LINES_A_RUN = 20
+_SECONDS = 10.0
+
+
+class PlainDisplay:
+    """Prints metrics when 10 s have passed or a twentieth of the run, whichever takes longer, and each event once."""
+
+    def __init__(self, state: RunState, write: Callable[[str], None]) -> None:
+        self._state = state
+        self._write = write
+        self._events_shown = 0
+        self._step_shown = -1
+        self._last = time.monotonic()
+
+    def begin(self) -> None:
+        """Says what will be trained."""
+        info = self._state.info
+        self._state.refresh()
+        self._step_shown = self._state.step or -1  # what an earlier launch did is not shown again
+        for line in (f"run {info.name}: {info.model}", info.layout, f"folder {info.folder}"):
+            self._write(line)
+
+    def update(self) -> None:
+        """Reads what is new and prints what is due."""
+        if not self._state.refresh():
+            return
+        step, total = self._state.step, self._state.info.num_steps
+        self._step_shown = min(self._step_shown, step or -1)  # a resumed run repeats what it had not saved
+        passed = time.monotonic() - self._last >= _SECONDS
+        grown = step - self._step_shown >= max(1, total // _LINES_A_RUN)
+        if step > self._step_shown and ((passed and grown) or step == total or (self._step_shown < 0 and step > 0)):
+            self._write(metrics_line(self._state))
+            self._step_shown = step
+            self._last = time.monotonic()
+        events = self._state.new_events
+        for event in events[self._events_shown :]:
+            self._write(describe_event(event))
+        self._events_shown = len(events)
+
+    def notice(self, text: str) -> None:
+        self._write(text)
+
+
+def metrics_line(state: RunState) -> str:
+    """The newest step on one line."""
+    last = state.last
+    parts = [f"step {state.step}/{state.info.num_steps}"]
+    loss, norm, mfu = state.number("loss"), state.number("grad_norm"), state.mfu
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    if norm is not None:
+        parts.append(f"grad norm {norm:.3g}")
+    if (rate := state.tokens_per_second) is not None:
+        parts.append(f"{format_count(rate)} tokens/s")
+    if mfu is not None:
+        parts.append(f"MFU {100 * mfu:.1f} %")
+    if (peak := state.number("peak_memory_bytes")) is not None:
+        parts.append(f"peak {format_bytes(peak)}")
+    if last.get("skipped_steps"):
+        parts.append(f"{last['skipped_steps']} skipped")
+    if (left := state.seconds_left) is not None and state.step < state.info.num_steps:
+        parts.append(f"{format_seconds(left)} left")
+    return "  ".join(parts)
+
 
 _EVENTS = 3
 _REDRAW_SECONDS = 0.25
