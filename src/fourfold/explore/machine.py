@@ -11,7 +11,7 @@ from fourfold.api.options import PlaceOptions, names
 from fourfold.api.simulation import priced_run
 from fourfold.cost.collectives import level_shares, span_of
 from fourfold.cost.prices import Prices
-from fourfold.explore.cluster_types import MachineDevice
+from fourfold.explore.cluster_types import AxesGroups, ClusterDocument, GroupsDocument, MachineLevel
 from fourfold.explore.setup import Setup
 from fourfold.hardware import Cluster, load_cluster
 from fourfold.launch.resolve import ResolvedRun
@@ -19,7 +19,7 @@ from fourfold.layout import Layout
 from fourfold.layout.mesh import ALL_AXES, AXES, axes_name
 from fourfold.model.spec import Domain
 from fourfold.results.prediction import layout_record
-from fourfold.results.record import document
+from fourfold.results.record import document, shown
 
 GROUPS_OWN = {"axes": str, "rank": Annotated[int, Field(ge=0)]}
 """Keys that the page adds to a setup: whose groups, and the rank that is looked at, the last one where there are fewer."""
@@ -33,40 +33,26 @@ def cluster_document(name: str, stated_price: str | float | None = None) -> dict
     price = cluster.dollars_per_device_hour
     if stated_price is not None:
         price = parse_number(stated_price, "--price", "2.5", 0.0, 1e6)
-    return {
-        "key": cluster.key,
-        "name": cluster.name,
-        "source": cluster.source,
-        "devices": cluster.devices,
-        "device": {key: getattr(cluster.device, key) for key in MachineDevice.__annotations__},
-        "levels": _levels(cluster, price),
-        "dollars_per_device_hour": price,
-        "watts_per_device": cluster.watts_per_device,
-        "mean_hours_between_failures_per_device": cluster.mean_hours_between_failures_per_device,
-    }
+    levels = _levels(cluster, price)
+    return dict(document(shown(ClusterDocument, cluster, levels=levels, dollars_per_device_hour=price)))
 
 
-def _levels(cluster: Cluster, price: float | None) -> list[dict[str, Any]]:
-    found, inside, below = [], cluster.device.memory_bytes_per_second, 1
+def _levels(cluster: Cluster, price: float | None) -> list[MachineLevel]:
+    found, memory, below = list[MachineLevel](), cluster.device.memory_bytes_per_second, 1
+    inside = memory
     for level in cluster.levels:
-        devices = min(level.devices, cluster.devices)
-        rate = level.device_bytes_per_second
+        devices, rate = min(level.devices, cluster.devices), level.device_bytes_per_second
         found.append(
-            {
-                "name": level.name,
-                "kind": level.kind,
-                "devices": devices,
-                "blocks": -(-cluster.devices // devices),
-                "parts": -(-devices // below),
-                "bytes_per_second": level.bytes_per_second,
-                "device_bytes_per_second": rate,
-                "ratio": inside / rate,
-                "memory_ratio": cluster.device.memory_bytes_per_second / rate,
-                "latency_seconds": level.latency_seconds,
-                "dimensions": list(level.dimensions),
-                "wraps": list(level.wraps),
-                "dollars_per_hour": None if price is None else devices * price,
-            }
+            shown(
+                MachineLevel,
+                level,
+                devices=devices,
+                blocks=-(-cluster.devices // devices),
+                parts=-(-devices // below),
+                ratio=inside / rate,
+                memory_ratio=memory / rate,
+                dollars_per_hour=None if price is None else devices * price,
+            )
         )
         inside, below = rate, devices
     return found
@@ -85,25 +71,26 @@ def groups_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     layout = resolved.layout
     offered = _offered(layout, resolved.model.num_experts > 0)
     choices = [_groups(layout, axes, cluster) for axes in offered]
-    names = [each["axes"] for each in choices]
+    names = [each.axes for each in choices]
     axes, rank = own.get("axes", names[0] if names else None), min(own.get("rank", 0), layout.world_size - 1)
     if axes is not None and axes not in names:
         axes = names[0] if names else None
     coordinates = layout.coordinates(rank)
-    shown = [
+    divided = [
         axis for axis in (*AXES, *(("ep", "etp", "edp") if resolved.model.num_experts else ())) if axis in coordinates
     ]
-    return {
-        "cluster": cluster.key,
-        "devices": cluster.devices,
-        "world_size": layout.world_size,
-        "layout": document(layout_record(layout)),
-        "choices": choices,
-        "axes": axes,
-        "rank": rank,
-        "coordinates": {axis: coordinates[axis] for axis in shown if layout.degree(axis) > 1},
-        "group_numbers": [] if axes is None else group_numbers(layout, tuple(axes.split("+"))),
-    }
+    answer = GroupsDocument(
+        cluster=cluster.key,
+        devices=cluster.devices,
+        world_size=layout.world_size,
+        layout=layout_record(layout),
+        choices=choices,
+        axes=axes,
+        rank=rank,
+        coordinates={axis: coordinates[axis] for axis in divided if layout.degree(axis) > 1},
+        group_numbers=[] if axes is None else group_numbers(layout, tuple(axes.split("+"))),
+    )
+    return dict(document(answer))
 
 
 def _offered(layout: Layout, experts: bool) -> list[tuple[str, ...]]:
@@ -115,17 +102,12 @@ def _offered(layout: Layout, experts: bool) -> list[tuple[str, ...]]:
     return [*dict.fromkeys([*found, *(axes for axes in joint if len(axes) > 1)])]
 
 
-def _groups(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> dict[str, Any]:
+def _groups(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> AxesGroups:
     span = span_of(layout, axes, cluster)
     shares = level_shares("all_reduce", span)
-    return {
-        "axes": axes_name(axes),
-        "size": span.size,
-        "groups": layout.world_size // span.size,
-        "members": list(span.members),
-        "hop_shares": list(shares),
-        "levels": [level.name for level, share in zip(cluster.levels, shares, strict=True) if share > 0],
-    }
+    crossed = [level.name for level, share in zip(cluster.levels, shares, strict=True) if share > 0]
+    groups = layout.world_size // span.size
+    return shown(AxesGroups, span, axes=axes_name(axes), groups=groups, hop_shares=shares, levels=crossed)
 
 
 def group_numbers(layout: Layout, axes: tuple[str, ...]) -> list[int]:
