@@ -7,8 +7,10 @@ from fourfold.api.reports import run_report
 from fourfold.api.samples import SampleOptions, sampled
 from fourfold.cli.options import Json, Trust, print_json
 from fourfold.config import UserError
+from fourfold.report.format_run import diagnosis_lines
 from fourfold.report.run_files import check_files
-from fourfold.supervise.doctor import diagnose, diagnosis_lines
+from fourfold.results.record import document
+from fourfold.supervise.doctor import diagnose
 
 
 def report(
@@ -73,7 +75,7 @@ def doctor(run: Path, /, *, trust: Trust = False, json: Json = False) -> int:
     check_files(run)
     found = diagnose(run, trust)
     if json:
-        print_json(found.to_json())
+        print_json(document(found))
     else:
         print("\n".join(diagnosis_lines(found)))
     return 1 if found.verdict is not None else 0

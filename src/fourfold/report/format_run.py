@@ -1,18 +1,21 @@
-"""A run in words: its model, layout and transport, and how it ended."""
+"""A run in words: its model, layout and transport, how it ended, and where its ranks stand."""
 
 import os
 import shlex
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fourfold.config.errors import shortened
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.report.format_campaign import goodput_lines
 from fourfold.report.run_state import RunState
 from fourfold.report.units import format_count, format_nats
+from fourfold.results.diagnosis import Diagnosis
 
 
 def model_line(run: ResolvedRun) -> str:
@@ -149,3 +152,37 @@ def _next_commands(state: RunState, command: Command) -> list[str]:
 def _command(*words: str) -> str:
     """A command of this program, as the shell takes it."""
     return f"{program_word()} {shlex.join(words)}"
+
+
+_SHOWN_CALLS, _SHOWN_LETTERS = 4, 2_000
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced", "Z": "has ended"}
+
+
+def diagnosis_lines(found: Diagnosis) -> list[str]:
+    """The lines of `fourfold doctor`."""
+    if found.verdict is not None:
+        lines = [found.verdict.message]
+        if len(found.chain) > 1:
+            lines.append("chain: " + ", which waits for ".join(f"rank {rank}" for rank in found.chain))
+    elif found.alive:
+        lines = ["all ranks get on" if found.moving else "the ranks are at their end"]
+    else:
+        lines = ["no rank of this run lives on this machine; where each was last seen:"]
+    lines.append("")
+    for each in found.ranks:
+        state = f" ({_STATES.get(each.state, each.state)}, process {each.pid})" if each.state else ""
+        lines.append(f"rank {each.rank}{state}: {each.place}, {each.seconds:.1f} s ago")
+        if each.waits_for:
+            members = ", ".join(f"rank {member} ({group})" for member, group in each.waits_for[:_SHOWN_CALLS])
+            lines.append(f"  waits for {members}")
+        lines += [f"  {call}" for call in each.calls[:_SHOWN_CALLS]]
+        lines += [f"  {line}" for line in each.native.splitlines()[:20]]
+    if found.events:
+        lines += ["", "events"]
+    for event in found.events:
+        clock = time.strftime("%H:%M:%S", time.localtime(event.get("time") or 0.0))
+        rank = f" rank {shortened(event['rank'])}" if "rank" in event else ""
+        message = "\n    ".join(str(event.get("message") or "")[:_SHOWN_LETTERS].splitlines())
+        at = f" at step {event['step']}" if event.get("step") is not None else ""
+        lines.append(f"  {clock} {event['event']}{rank}{at}{': ' if message else ''}{message}")
+    return lines

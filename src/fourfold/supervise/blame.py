@@ -7,6 +7,7 @@ from functools import cached_property
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.layout import Layout
 from fourfold.program import Program
+from fourfold.results.diagnosis import Verdict
 from fourfold.runtime.progress import (
     ACTIVITIES,
     COPYING,
@@ -63,21 +64,6 @@ class Sighting:
             return None
         parts = _COMMUNICATION + (_DEVICE_WAITS if self.position.completed >= 0 else ())
         return any(part in line for line in self.traceback[:3] for part in parts)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The rank at fault. `cause`: stopped, looping, hung, skipped or lost. `message` names step, instruction and who waits.
-    `instruction`: at which the rank stands; `completed`: the last one that it, or its device, has completed; `issued`: the one that
-    the host of a device has come to. Empty: none."""
-
-    rank: int
-    cause: str
-    message: str
-    instruction: str
-    still_seconds: float = 0.0
-    completed: str = ""
-    issued: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,58 +3,21 @@
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.errors import shortened
 from fourfold.config.run_rows import read_rows
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
+from fourfold.results.diagnosis import Diagnosis, RankReport
 from fourfold.runtime.progress import ENDED, Position, read_positions, this_host
-from fourfold.supervise.blame import Blame, Sighting, Verdict
+from fourfold.supervise.blame import Blame, Sighting
 from fourfold.supervise.observation import process_state
 from fourfold.supervise.tracebacks import native_traceback, read_tracebacks
 
 _LOOK_SECONDS = 1.0
-_SHOWN_CALLS, _SHOWN_EVENTS, _SHOWN_LETTERS = 4, 6, 2_000
-_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced", "Z": "has ended"}
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """One rank. `seconds`: since it last got on. `waits_for`: ranks that keep it waiting, with their group."""
-
-    rank: int
-    pid: int
-    state: str
-    place: str
-    step: int
-    index: int
-    instruction: str
-    seconds: float
-    waits_for: tuple[tuple[int, str], ...]
-    calls: tuple[str, ...]
-    native: str
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """A run as it stands. `verdict`: the rank at fault where the ranks live and none gets on. `chain`: ranks of
-    which each waits for the next. `events`: the newest failures, restarts and stragglers."""
-
-    alive: bool
-    moving: bool
-    ranks: tuple[RankReport, ...]
-    verdict: Verdict | None
-    chain: tuple[int, ...]
-    events: tuple[dict[str, Any], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `--json`."""
-        return {**asdict(self), "chain": list(self.chain), "events": list(self.events)}
+_SHOWN_EVENTS = 6
 
 
 def diagnose(path: Path, trust: bool = False) -> Diagnosis:
@@ -118,33 +81,3 @@ def _report(blame: Blame, rank: int, seen: Sequence[Sighting]) -> RankReport:
         own.traceback,
         native,
     )
-
-
-def diagnosis_lines(found: Diagnosis) -> list[str]:
-    """The lines of `fourfold doctor`."""
-    if found.verdict is not None:
-        lines = [found.verdict.message]
-        if len(found.chain) > 1:
-            lines.append("chain: " + ", which waits for ".join(f"rank {rank}" for rank in found.chain))
-    elif found.alive:
-        lines = ["all ranks get on" if found.moving else "the ranks are at their end"]
-    else:
-        lines = ["no rank of this run lives on this machine; where each was last seen:"]
-    lines.append("")
-    for each in found.ranks:
-        state = f" ({_STATES.get(each.state, each.state)}, process {each.pid})" if each.state else ""
-        lines.append(f"rank {each.rank}{state}: {each.place}, {each.seconds:.1f} s ago")
-        if each.waits_for:
-            members = ", ".join(f"rank {member} ({group})" for member, group in each.waits_for[:_SHOWN_CALLS])
-            lines.append(f"  waits for {members}")
-        lines += [f"  {call}" for call in each.calls[:_SHOWN_CALLS]]
-        lines += [f"  {line}" for line in each.native.splitlines()[:20]]
-    if found.events:
-        lines += ["", "events"]
-    for event in found.events:
-        clock = time.strftime("%H:%M:%S", time.localtime(event.get("time") or 0.0))
-        rank = f" rank {shortened(event['rank'])}" if "rank" in event else ""
-        message = "\n    ".join(str(event.get("message") or "")[:_SHOWN_LETTERS].splitlines())
-        at = f" at step {event['step']}" if event.get("step") is not None else ""
-        lines.append(f"  {clock} {event['event']}{rank}{at}{': ' if message else ''}{message}")
-    return lines
