@@ -78,7 +78,7 @@ def test_the_limit_of_the_step_is_named_where_nothing_helps() -> None:
     ],
 )
 def test_a_run_has_the_same_step_by_the_planner(layout: dict[str, Any]) -> None:
-    from fourfold.api.advice import request_of
+    from fourfold.api.simulation import request_of
     from fourfold.plan.pricing import Pricer
 
     run = {"model": {"preset": "llama3-8b"}, "batch": {"global_sequences": 64, "sequence_length": 4096}}

@@ -85,7 +85,8 @@ class RunFeed:
         return self._resolved is None or self._blame is not None
 
     def document(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
-        """The run as it stands: curves from step `first` to `last`, events, goodput, ranks. Call `refresh` before."""
+        """The run as it stands: curves from step `first` to `last`, events, goodput, ranks. Call `refresh` before. Raises
+        `UserError`."""
         config = self._folder.require_config(trust=True)
         self._resolve(config)
         now, metrics, resolved = time.time(), self.metrics, self._resolved

@@ -1,13 +1,14 @@
-"""`fourfold.simulate`: a step of a run on a cluster, predicted, and the length and cost of the run."""
+"""`fourfold.simulate`: a step of a run on a cluster, predicted, the length and cost of the run, and changes that help."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fourfold.api.advice import advice_of
 from fourfold.api.inputs import (
     ClusterInput,
     Number,
@@ -29,7 +30,11 @@ from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
-from fourfold.plan.advice import Advice
+from fourfold.plan.advice import BUDGET, Advice, advise, candidate_of, changed_keys, overrides_of
+from fourfold.plan.budget import SearchBudget
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import Request
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_outlook import advice_lines, advice_record
 from fourfold.report.format_run import layout_line, model_line
@@ -86,7 +91,7 @@ class SimulationResult:
     idle: str | None
     stated: frozenset[str]
     checks: tuple[CheckPrice, ...] = ()
-    again: Callable[[Sequence[str]], "SimulationResult"] | None = None
+    again: Callable[[Sequence[str]], SimulationResult] | None = None
 
     @cached_property
     def advice(self) -> Advice | None:
@@ -313,3 +318,46 @@ def _assumptions(resolved: ResolvedRun, machine: Cluster, asked: CampaignOptions
         dollars_per_device_hour=dollars,
         watts_per_device=machine.watts_per_device,
     )
+
+
+def advice_of(result: SimulationResult) -> Advice | None:
+    """Changes of the run's layout that help; None where the planner has no words for the run's layout."""
+    layout = candidate_of(result.resolved.layout, result.resolved.model.num_layers)
+    again = result.again
+    if layout is None or again is None:
+        return None
+    request = request_of(result)
+
+    def simulated(candidate: Candidate) -> tuple[float, int, bool] | None:
+        keys = changed_keys(request, layout, candidate)
+        try:
+            changed = again(overrides_of(keys))
+        except UserError:
+            return None
+        idle = changed.idle is not None and result.idle is None
+        return None if idle else (changed.step_seconds, changed.memory_bytes, changed.fits)
+
+    return advise(Pricer(request, SearchBudget(BUDGET)), layout, result.summary, simulated)
+
+
+def request_of(result: SimulationResult) -> Request:
+    """The planner's request for the run: the same model, batch and prices, on as many devices as the layout uses."""
+    prices, spec, config = result.summary.step.simulation.prices, result.resolved.spec, result.resolved.config
+    layout = spec.layout
+    held = max(result.summary.step.device_bytes)
+    request = Request(
+        model=spec.model,
+        template=replace(prices, layout=layout),
+        sequence_length=layout.sequence_length,
+        global_sequences=config.batch.global_sequences,
+        memory_bytes=result.summary.memory_limit,
+        precision=config.precision,
+        document_mask=spec.document_mask,
+        transport=spec.transport,
+        document_tokens=config.data.document_tokens,
+        prefetch=layout.prefetch,
+        optimizer=config.optimizer,
+        sequence_parallel=layout.sequence_parallel or layout.tp == 1,
+    )
+    likely = request.likely_bytes
+    return replace(request, memory_bytes=likely) if held <= likely else request

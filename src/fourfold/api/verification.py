@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fourfold.api.inputs import ClusterInput, Overrides, RunInput
-from fourfold.api.programs import RunProgram, compiled_run, run_heading
+from fourfold.api.programs import RunProgram, compiled_run, read_program, run_heading
 from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program import Fault, Program, digest
@@ -34,6 +35,13 @@ class Verification:
             for fault in verify_programs(group, resolved.spec_of(_kind(group)), memory_limit_bytes)
         ]
         return cls(resolved, tuple(programs), tuple(faults))
+
+    @classmethod
+    def of_run(cls, resolved: ResolvedRun, program: Path | None = None) -> "Verification":
+        """Checks a run's training step and evaluation, or its programs with the one in a file. Raises `UserError`."""
+        if program is None:
+            return cls.of(resolved, [resolved.train_programs, resolved.evaluate_programs])
+        return cls.of(resolved, [resolved.with_program(read_program(program, resolved))])
 
     @property
     def sound(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fourfold.api.comparing import ColumnOptions, compared
 from fourfold.api.validation import fitted, validated
-from fourfold.cli.options import Json, TrustEach, print_json
+from fourfold.cli.options import Json, TrustEach, print_answer
 from fourfold.cli.progress import Countdown
 from fourfold.report.format_validation import fit_lines, validation_lines
 from fourfold.report.side_by_side import side_by_side_document, side_by_side_lines
@@ -53,12 +53,8 @@ def fit(
     """
     with Countdown("predictions") as progress:
         cases, found = fitted(paths, out, cluster, trust, progress)
-    if json:
-        names = [case.name for case in cases]
-        print_json({"cases": names, **asdict(found), "software_file": str(out) if out else None})
-    else:
-        print("\n".join(fit_lines(found, cases, out)))
-    return 0
+    told = {"cases": [case.name for case in cases], **asdict(found), "software_file": str(out) if out else None}
+    return print_answer(json, lambda: told, lambda: fit_lines(found, cases, out))
 
 
 def compare(*sources: str, columns: ColumnOptions, json: Json = False) -> int:
@@ -75,8 +71,5 @@ def compare(*sources: str, columns: ColumnOptions, json: Json = False) -> int:
         and simulate --json. Keys of the run file, as section.key=value, hold for all predictions.
     """
     sides = compared(sources, columns)
-    if json:
-        print_json(side_by_side_document(sides))
-    else:
-        print("\n".join(side_by_side_lines(sides, shutil.get_terminal_size((100, 24)).columns)))
-    return 0
+    width = shutil.get_terminal_size((100, 24)).columns
+    return print_answer(json, lambda: side_by_side_document(sides), lambda: side_by_side_lines(sides, width))

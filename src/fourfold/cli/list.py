@@ -1,6 +1,6 @@
 """`fourfold list`: what can be named on the command line and in a run file."""
 
-from fourfold.cli.options import Flag, print_json
+from fourfold.cli.options import Flag, print_answer
 from fourfold.report.listing import Kind, listing_lines, rows
 
 
@@ -14,8 +14,4 @@ def list_(what: Kind, /, *, json: Flag = False) -> int:
     json
         Print one JSON document and nothing else: every fact, units in the keys.
     """
-    if json:
-        print_json({what: rows(what)})
-    else:
-        print("\n".join(listing_lines(what)))
-    return 0
+    return print_answer(json, lambda: {what: rows(what)}, lambda: listing_lines(what))

@@ -9,7 +9,7 @@ from typing import Literal
 from fourfold.api.calibration import CalibrateOptions, calibrated
 from fourfold.api.new_file import check_new_file, write_new_file
 from fourfold.api.numbers import parse_number
-from fourfold.cli.options import Json, print_json
+from fourfold.cli.options import Json, print_answer, print_json
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import parse_cluster
 from fourfold.hardware.new_cluster import Figure, new_cluster
@@ -81,10 +81,5 @@ def calibrate(*, asked: CalibrateOptions, json: Json = False) -> int:
     the constants that describe them, for a cluster of such devices. Stop everything else first.
     """
     found = calibrated(asked, quiet=json)
-    if json:
-        print_json(found.document)
-        return 0
-    for line in found.lines:
-        print(line)
-    print(f"written to {found.out}; use it as: fourfold simulate RUN.toml --cluster {found.out}")
-    return 0
+    used = f"written to {found.out}; use it as: fourfold simulate RUN.toml --cluster {found.out}"
+    return print_answer(json, lambda: found.document, lambda: [*found.lines, used])

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import signature
@@ -63,3 +63,12 @@ def _as_flag(kind: Any) -> Any:
 def print_json(document: dict[str, Any]) -> None:
     """One document and nothing else, with null for NaN: files may hold any, and JSON has none."""
     print(json.dumps(finite(document), indent=1, allow_nan=False))
+
+
+def print_answer(as_json: bool, document: Callable[[], Any], lines: Callable[[], Iterable[str]]) -> int:
+    """Prints an answer as JSON or as lines; only what is printed is made."""
+    if as_json:
+        print_json(document())
+    else:
+        print("\n".join(lines()))
+    return 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fourfold.api.reports import run_report
 from fourfold.api.samples import SampleOptions, sampled
-from fourfold.cli.options import Json, Trust, print_json
+from fourfold.cli.options import Json, Trust, print_answer
 from fourfold.config import UserError
 from fourfold.report.format_run import diagnosis_lines
 from fourfold.report.run_files import check_files
@@ -53,11 +53,7 @@ def report(
         print(f"page {saved_page(what, out)}")
         return 0
     found = run_report(what, cluster, software, out, trace, trust)
-    if json:
-        print_json(found.to_json())
-    else:
-        print("\n".join(found.lines()))
-    return 0
+    return print_answer(json, found.to_json, found.lines)
 
 
 def doctor(run: Path, /, *, trust: Trust = False, json: Json = False) -> int:
@@ -74,10 +70,7 @@ def doctor(run: Path, /, *, trust: Trust = False, json: Json = False) -> int:
     """
     check_files(run)
     found = diagnose(run, trust)
-    if json:
-        print_json(document(found))
-    else:
-        print("\n".join(diagnosis_lines(found)))
+    print_answer(json, lambda: document(found), lambda: diagnosis_lines(found))
     return 1 if found.verdict is not None else 0
 
 

@@ -1,13 +1,13 @@
 """`fourfold show`: a rank's program, its totals, its proof; or where the ranks of a run in progress are."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fourfold.api.programs import RunProgram, RunProgress, check_pp_rank, compiled_run, read_program
+from fourfold.api.programs import RunProgram, RunProgress, check_pp_rank, compiled_run
 from fourfold.api.verification import Verification
-from fourfold.cli.options import Flag, Json, Trust, print_json
+from fourfold.cli.options import Flag, Json, Trust, print_answer
 from fourfold.cli.timeline import Part, show_timeline
 from fourfold.config import UserError
 from fourfold.report.screen import print_screen
@@ -91,31 +91,24 @@ def show(
     where = cluster or "this machine"
     if progress:
         standing = RunProgress.read(run, resolved)
-        return _print(standing.to_json() if json else None, standing.lines())
+        return print_answer(json, standing.to_json, standing.lines)
     if timeline or svg is not None:
         return show_timeline(resolved, svg, timeline, json, times, Part(from_, to, pp_ranks))
     for option, value in (("--times", times), ("--from", from_), ("--to", to), ("--pp-ranks", pp_ranks)):
         if value is not None:
             raise UserError(f"{option} {value}: is for the drawing; what works: --timeline {option} {value}")
     if verify or program is not None:
-        both = [resolved.train_programs, resolved.evaluate_programs]
-        groups = both if program is None else [resolved.with_program(read_program(program, resolved))]
-        found = Verification.of(resolved, groups)
-        return _print(found.to_json() if json else None, found.lines(where), fitted=found.sound) or int(not found.sound)
+        found = Verification.of_run(resolved, program)
+        if found.sound and not json:
+            print_screen(found.lines(where))
+            return 0
+        return print_answer(json, found.to_json, lambda: found.lines(where)) or int(not found.sound)
     check_pp_rank(pp_rank, resolved.layout.pp)
     shown = RunProgram.of_resolved(resolved, "evaluate" if evaluate else "train")
     if full and not json:
         print(shown.text(pp_rank), end="")
-        return _print(None, shown.comments(pp_rank, where))
-    return _print(shown.to_json(pp_rank) if json else None, shown.lines(pp_rank, limit, where), fitted=True)
-
-
-def _print(document: dict[str, Any] | None, lines: list[str], fitted: bool = False) -> int:
-    """Prints the document, or without one the lines; `fitted`: to the screen."""
-    if document is not None:
-        print_json(document)
-    elif fitted:
-        print_screen(lines)
-    else:
-        print("\n".join(lines))
+        return print_answer(False, dict, lambda: shown.comments(pp_rank, where))
+    if json:
+        return print_answer(True, lambda: shown.to_json(pp_rank), list)
+    print_screen(shown.lines(pp_rank, limit, where))
     return 0

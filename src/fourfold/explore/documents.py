@@ -85,8 +85,7 @@ def program(body: Body, report: Report) -> dict[str, Any]:
 def verification(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold show --verify --json`, for the cluster's transport."""
     setup, _ = _divided(body, {})
-    found = _compiled(setup, "train").resolved
-    return Verification.of(found, [found.train_programs, found.evaluate_programs]).to_json()
+    return Verification.of_run(_compiled(setup, "train").resolved).to_json()
 
 
 def pipeline(body: Body, report: Report) -> dict[str, Any]:

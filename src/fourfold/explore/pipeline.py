@@ -1,7 +1,4 @@
-"""Documents of the Pipeline page: a schedule's timeline with its waits and critical path, and a rank's program by its slots.
-
-Both are of the run that a person set up, with the pipeline that the page states: what is drawn is what `fourfold train` executes.
-"""
+"""The timeline of a schedule and the program of a rank by slots. A slot is an entry of the compute order of a rank."""
 
 import json
 import math
@@ -17,7 +14,7 @@ from fourfold.api.inputs import readable_config
 from fourfold.api.programs import compiled_run
 from fourfold.config import UserError
 from fourfold.explore.machine import priced_setup
-from fourfold.explore.packed import Kind, packed
+from fourfold.explore.packed import Kind, Packed, packed
 from fourfold.explore.setup import Malformed, Setup
 from fourfold.hardware import THIS, load_cluster, named_with
 from fourfold.huggingface import resolve_model
@@ -33,7 +30,99 @@ from fourfold.program.view import rank_view
 from fourfold.report.program_table import program_rows
 from fourfold.report.timeline_text import timeline_figures
 from fourfold.report.timeline_trace import timeline_trace
+from fourfold.results.record import record
 from fourfold.simulate.stage_times import stage_seconds
+
+
+@record
+class SlotColumns:
+    """By slot, counted over all ranks: those of rank 0 come first. `number`: by rank, how many it has. `operation`: a place in the
+    document's `operations`. `waits`: the slot that it waits for, where its rank idles before it; else -1. `critical`: 1 on the
+    critical path.
+    """
+
+    number: list[int]
+    start: Packed
+    end: Packed
+    operation: Packed
+    stage: Packed
+    microbatch: Packed
+    waits: Packed
+    critical: Packed
+
+
+@record
+class ActivationColumns:
+    """Activations of the ranks. `live`: by slot, those while it runs, as a place in `bytes`; `idle`: those before it. `peak_bytes`:
+    the most of each rank."""
+
+    bytes: list[int]
+    live: Packed
+    idle: Packed
+    peak_bytes: list[int]
+
+
+@record
+class PipelineDocument:
+    """`fourfold show --timeline --json` with its events as columns, and what the page shows with it.
+
+    By rank: `busy`, `idle`, `inner_idle` and `peak_activations`. `stages`: the segments of each. `setup`: the request that gives
+    this run's other documents.
+    """
+
+    schedule: str
+    stage_ranks: list[int]
+    makespan: float
+    bubble_fraction: float
+    bubble_over_ideal: float
+    zero_bubble_fraction: float
+    imbalance_fraction: float
+    busy: list[float]
+    idle: list[float]
+    inner_idle: list[float]
+    peak_activations: list[float]
+    transfer: float
+    virtual_stages: int
+    num_microbatches: int
+    num_layers: int
+    stated_layers: int
+    stages: list[list[str]]
+    operations: list[str]
+    slots: SlotColumns
+    activations: ActivationColumns
+    device_memory_bytes: int | None
+    setup: dict[str, Any]
+
+
+@record
+class ProgramRow:
+    """An instruction of a program. `stream`: where it runs; None on the compute stream."""
+
+    index: int
+    instruction: str
+    operation: str
+    stream: str | None
+    sent_bytes: int
+    live_bytes: int
+    flops: int
+
+
+@record
+class SlotsDocument:
+    """`slots`: by instruction of the program, the slot whose computation it is; -1 for all others."""
+
+    pp_rank: int
+    program: list[ProgramRow]
+    slots: list[int]
+
+
+@record
+class TraceDocument:
+    """The JSON trace event format."""
+
+    displayTimeUnit: str
+    traceEvents: list[dict[str, Any]]
+
 
 OWN = {"schedule": str, "ranks": int, "microbatches": int, "virtual_stages": int, "times": dict[str, float]}
 """Keys that the page adds to a setup. `times`: F, I and W of all stages of a rank together, so that schedules with several stages

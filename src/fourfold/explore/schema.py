@@ -11,8 +11,8 @@ from fourfold.config.whole_file import bounded
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
-from fourfold.explore.collective_types import CollectiveDocument
-from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
+from fourfold.explore.collective import CollectiveDocument
+from fourfold.explore.pipeline import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
 from fourfold.explore.task_types import JudgementDocument, TasksDocument
 from fourfold.report.page_file import NOT_BUILT, is_built, write_page
 from fourfold.results.plan import PlanDocument
