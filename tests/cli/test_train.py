@@ -11,7 +11,7 @@ from fourfold.api.launching import train_with
 from fourfold.config import RunFailure, UserError
 from fourfold.data.prepared import open_prepared
 from fourfold.launch.run_folder import RunFolder
-from fourfold.report.format_run import Command
+from fourfold.report.ending import Command
 
 pytest.importorskip("torch")
 FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from fourfold.explore.documents import encoded
-from fourfold.program.instruction import RECEIVES, SENDS
 from fourfold.report.run_trace import MEASURED, write_run_trace
 from fourfold.simulate.step import Simulation, simulate
 from fourfold.simulate.trace import meetings, trace_events, transfers
@@ -16,6 +15,7 @@ from tests.explore.test_documents import SMALL, silent
 from tests.explore.test_strategy import saved
 from tests.report.test_comparison import CLUSTER, as_predicted, compare
 from tests.support.explore_server import Watched
+from tests.support.opcodes import RECEIVES, SENDS
 from tests.support.perfetto import FLOWS, Perfetto, served
 from tests.support.programs import make_spec
 from tests.support.simulated import real_prices

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fourfold.report.display import PlainDisplay, render
-from fourfold.report.format_run import Command, final_lines
+from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_files import Follower
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline

@@ -10,7 +10,7 @@ from fourfold.launch.ready import finished_at
 from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout import resolve_layout
-from fourfold.report.format_run import Command, final_lines
+from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_state import RunState
 from fourfold.supervise.follower import follow
 from fourfold.supervise.signals import LaunchOutcome

@@ -1,7 +1,5 @@
 """`fourfold.simulate`: a step of a run on a cluster, predicted, the length and cost of the run, and changes that help."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -91,7 +89,7 @@ class SimulationResult:
     idle: str | None
     stated: frozenset[str]
     checks: tuple[CheckPrice, ...] = ()
-    again: Callable[[Sequence[str]], SimulationResult] | None = None
+    again: Callable[[Sequence[str]], "SimulationResult"] | None = None
 
     @cached_property
     def advice(self) -> Advice | None:
@@ -320,7 +318,7 @@ def _assumptions(resolved: ResolvedRun, machine: Cluster, asked: CampaignOptions
     )
 
 
-def advice_of(result: SimulationResult) -> Advice | None:
+def advice_of(result: "SimulationResult") -> Advice | None:
     """Changes of the run's layout that help; None where the planner has no words for the run's layout."""
     layout = candidate_of(result.resolved.layout, result.resolved.model.num_layers)
     again = result.again
@@ -340,7 +338,7 @@ def advice_of(result: SimulationResult) -> Advice | None:
     return advise(Pricer(request, SearchBudget(BUDGET)), layout, result.summary, simulated)
 
 
-def request_of(result: SimulationResult) -> Request:
+def request_of(result: "SimulationResult") -> Request:
     """The planner's request for the run: the same model, batch and prices, on as many devices as the layout uses."""
     prices, spec, config = result.summary.step.simulation.prices, result.resolved.spec, result.resolved.config
     layout = spec.layout

@@ -26,7 +26,8 @@ from fourfold.plain_text import plain
 from fourfold.rendezvous.ownership import claimed
 from fourfold.report.corpus import bytes_per_token
 from fourfold.report.display import LiveDisplay, PlainDisplay, Terminal, preparing
-from fourfold.report.format_run import Command, layout_line, model_line, program_word
+from fourfold.report.ending import Command, program_word
+from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.page_file import REPORT, write_page
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace

@@ -7,7 +7,7 @@ from fourfold.api.reports import run_report
 from fourfold.api.samples import SampleOptions, sampled
 from fourfold.cli.options import Json, Trust, print_answer
 from fourfold.config import UserError
-from fourfold.report.format_run import diagnosis_lines
+from fourfold.report.ending import diagnosis_lines
 from fourfold.report.run_files import check_files
 from fourfold.results.record import document
 from fourfold.supervise.doctor import diagnose

@@ -48,7 +48,7 @@ def train(
     load_run(run, overrides)  # a mistake in it starts nothing
     with _importing(machines.member() is None) as server:
         from fourfold.api.launching import train_with
-        from fourfold.report.format_run import Command
+        from fourfold.report.ending import Command
 
         out = Path(launch.out) if launch.out is not None else None
         command = Command(run, overrides, launch.ranks, out, machines.flags())
