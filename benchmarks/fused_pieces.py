@@ -11,12 +11,12 @@ import torch
 from fourfold.config import ModelConfig
 from fourfold.config.optimizers import AdamWSection
 from fourfold.model.environment import Environment
-from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_by_blocks
 from fourfold.model.head import summed_loss_and_gradient
 from fourfold.model.norm import normalize, normalize_backward
 from fourfold.model.operations import Array, Groups
 from fourfold.model.rope import rotate_
 from fourfold.model.shape import chunk_tokens
+from fourfold.model.swiglu import swiglu, swiglu_again, swiglu_backward_by_blocks
 from fourfold.model.weights import Weight
 from fourfold.runtime.updates import UPDATES
 
@@ -101,12 +101,12 @@ def update_piece(numel: int, parameters: int) -> Piece:
 
 
 def _norm(env: Environment, a: Arrays) -> tuple[Array, ...]:
-    weights: Any = SimpleNamespace(norm=Weight(a["weight"], None), norm_bias=None)
+    weights: Any = SimpleNamespace(weight=Weight(a["weight"], None), bias=None)
     return (normalize(env.ops, a["x"], weights, env.model.norm_eps)[0],)
 
 
 def _norm_backward(env: Environment, a: Arrays) -> tuple[Array, ...]:
-    weights: Any = SimpleNamespace(norm=Weight(a["weight"], a["weight_grad"]), norm_bias=None)
+    weights: Any = SimpleNamespace(weight=Weight(a["weight"], a["weight_grad"]), bias=None)
     with env.ops.fused():
         grad = normalize_backward(env.ops, a["grad"], a["x"], (a["scale"],), weights)
         return grad.add_(a["residual"]), a["weight_grad"]

@@ -9,8 +9,8 @@ from fourfold.kernels import pointwise_triton
 from fourfold.kernels.backend import Backend
 from fourfold.kernels.pointwise import KIND, PointwiseCase
 from fourfold.model import torch_operations
-from fourfold.model.feed_forward import swiglu, swiglu_backward_
 from fourfold.model.rope import rotate_
+from fourfold.model.swiglu import swiglu, swiglu_backward_
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BACKEND = Backend[PointwiseCase]("triton", {"pointwise": pointwise_triton})

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fourfold.config import ModelConfig
-from fourfold.model import feed_forward, torch_operations
+from fourfold.model import swiglu, torch_operations
 from fourfold.model.footprint import Shape
 from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.spec import Segment, build_segments
@@ -143,7 +143,7 @@ def test_a_block_joins_no_gradients_and_copies_no_residual(name: str) -> None:
 @pytest.mark.parametrize("policy", ["none", "selective"])
 def test_a_processors_blocks_of_tokens_are_recorded(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward of SwiGLU runs for some tokens after the other there; the last block is smaller."""
-    monkeypatch.setattr(feed_forward, "BLOCK_TOKENS", 48)
+    monkeypatch.setattr(swiglu, "BLOCK_TOKENS", 48)
     block = next(segment for segment in build_segments(BASE) if segment.kind == "block")
     rows = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), policy, block, 0)
     assert not [str(row) for row in rows if _is_off(row)]
@@ -159,7 +159,7 @@ def test_blocks_of_tokens_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
     generator = torch.Generator().manual_seed(0)
     gate_up, grad = (torch.randn(100, width, generator=generator) for width in (64, 32))
     expected = gate_up.clone()
-    feed_forward.swiglu_backward_(torch_operations, [grad, None], expected)
-    monkeypatch.setattr(feed_forward, "BLOCK_TOKENS", 48)
-    feed_forward.swiglu_backward_by_blocks(torch_operations, [grad, None], gate_up)
+    swiglu.swiglu_backward_(torch_operations, [grad, None], expected)
+    monkeypatch.setattr(swiglu, "BLOCK_TOKENS", 48)
+    swiglu.swiglu_backward_by_blocks(torch_operations, [grad, None], gate_up)
     assert torch.equal(gate_up, expected)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fourfold.config import ModelConfig
-from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.parts import run_through
 from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.recorder.recording import RecordedGroup
@@ -27,6 +26,8 @@ from tests.support.experts import (
     hidden_states,
     plain_gradients,
     random,
+    routed_layer,
+    routed_pass,
     run_rank,
 )
 from tests.support.ranks import run_on_ranks
@@ -92,12 +93,13 @@ def _declared(model: ModelConfig, case: Case) -> dict[str, list[Collective]]:
     assert recorded.balancing is not None
     ranks = RecordedGroup(recorded.recording, "cp+tp", case.cp * case.tp)
     balancing = replace(recorded.balancing, groups=(ranks,) if ranks.size > 1 else ())
-    weights, saved, x = recorded.weights.feed_forward, rebuilding(case.keep), recorded.hidden()
-    run_through(routed_forward(recorded.env, x, weights, balancing, saved))
+    weights, x = recorded.weights, recorded.hidden()
+    layer, run = routed_layer(model), routed_pass(recorded.env, balancing, rebuilding(case.keep))
+    run_through(layer.feed(run, x, weights))
     forward = recorded.recording.recorded()
     recorded.recording.begin()
     with deferring(recorded.units.values() if case.defers else ()) as pending:
-        run_through(routed_backward(recorded.env, recorded.hidden(), weights, balancing, saved))
+        run_through(layer.feed_backward(run, recorded.hidden(), weights))
     pending.run()
     return {"forward": [*forward.collectives], "backward": [*recorded.recording.recorded().collectives]}
 

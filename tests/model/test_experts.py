@@ -16,7 +16,6 @@ from fourfold.model import torch_grouped, torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.dispatch import keep_within_capacity, plan_route
-from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.parts import run_through
 from fourfold.model.experts.router import Choice, choose
 from fourfold.model.experts.swiglu import add_grouped_matmul
@@ -42,7 +41,10 @@ from tests.support.experts import (
     hidden_states,
     plain_gradients,
     random,
+    routed_layer,
+    routed_pass,
     routed_weights,
+    routing_of,
     run_rank,
 )
 
@@ -137,7 +139,9 @@ def test_capacity_takes_the_first_by_position() -> None:
     model = replace(MIXTRAL, num_experts=4, top_k=2, capacity_factor=0.5)
     experts = torch.tensor([[0, 1], [0, 2], [3, 0], [1, 0], [1, 0]])
     assert ceil(0.5 * 2 * 5 / 4) == 2
-    kept = keep_within_capacity(torch_operations, Choice(torch.zeros(5, 4), experts, torch.ones(5, 2)), model)
+    kept = keep_within_capacity(
+        torch_operations, Choice(torch.zeros(5, 4), experts, torch.ones(5, 2)), routing_of(model)
+    )
     assert kept.tolist() == [[0, 1], [0, 2], [3, 4], [1, 4], [4, 4]]
 
 
@@ -146,7 +150,7 @@ def test_the_bias_chooses_but_does_not_weigh() -> None:
     model = replace(DEEPSEEK, top_groups=4)
     bias = torch.zeros(8, dtype=torch.float64)
     bias[5] = 10.0
-    choice = choose(torch_operations, x, router, bias, model)
+    choice = choose(torch_operations, x, router, bias, routing_of(model))
     assert (choice.experts == 5).any(-1).all()
     scores = (x @ router.t()).sigmoid().gather(1, choice.experts)
     torch.testing.assert_close(choice.weights, 2.5 * scores / scores.sum(-1, keepdim=True))
@@ -242,11 +246,12 @@ def test_footprint(name: str, keep: bool, compute: str, split_backward: bool) ->
         tracker.watch(tensor)
     balancing = Balancing(case.sequences, case.length, case.sequences)
     env, bound, saved = Environment(torch_operations, model), routed_weights(weights), rebuilding(keep)
+    layer, run = routed_layer(model), routed_pass(env, balancing, saved)
     base = tracker.live_bytes
     tracker.watch(x)
     recorded = _record(model, shape, balancing, keep, split_backward)
     with tracker:
-        out = run_through(routed_forward(env, x, bound, balancing, saved))
+        out = run_through(layer.feed(run, x, bound))
     assert tracker.live_bytes - base == recorded["forward"][1]
     assert tracker.peak_bytes - base == pytest.approx(recorded["forward"][0], rel=0.01)
     deferred = Deferred()
@@ -254,7 +259,7 @@ def test_footprint(name: str, keep: bool, compute: str, split_backward: bool) ->
         weight.deferred = deferred if split_backward else None
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
-        grad = run_through(routed_backward(env, upstream, bound, balancing, saved))
+        grad = run_through(layer.feed_backward(run, upstream, bound))
     assert tracker.peak_bytes - base == pytest.approx(recorded["backward"][0], rel=0.01)
     assert grad.shape == x.shape
     assert tracker.live_bytes - base == recorded["backward"][1]
@@ -272,14 +277,15 @@ def _record(
 ) -> dict[str, tuple[int, int]]:
     """Peak and live bytes after each of the passes, the input and the output included."""
     recorded = RecordedRank(build_segments(model)[1], model, shape)
-    env, recording, weights, saved = recorded.env, recorded.recording, recorded.weights.feed_forward, rebuilding(keep)
+    env, recording, weights, saved = recorded.env, recorded.recording, recorded.weights, rebuilding(keep)
     upstream, result = recorded.hidden(), {}
     x = recorded.ops.make(upstream.shape, upstream.dtype)
-    out = run_through(routed_forward(env, x, weights, balancing, saved))
+    layer, run = routed_layer(model), routed_pass(env, balancing, saved)
+    out = run_through(layer.feed(run, x, weights))
     result["forward"] = recording.peak, recording.live
     recording.begin()
     with deferring(recorded.units.values() if split_backward else ()) as pending:
-        grad = run_through(routed_backward(env, upstream, weights, balancing, saved))
+        grad = run_through(layer.feed_backward(run, upstream, weights))
     result["backward"] = recording.peak, recording.live
     recording.begin()
     pending.run()

@@ -14,23 +14,29 @@ from fourfold.config.model_section import YarnScaling
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.footprint import Shape
-from fourfold.model.mla import (
-    mla_backward,
-    mla_forward,
-    mla_query_key_value,
-    mla_query_key_value_backward,
-)
+from fourfold.model.kinds.kind import Pass
+from fourfold.model.layer import Half, HalfSource
 from fourfold.model.recorded_rank import RecordedRank
 from fourfold.model.rope import rotate_, table_scale
 from fourfold.model.rope_tables import scale_yarn
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.weights import MLAWeights, Weight, deferring
+from fourfold.model.weights import Weight, deferring
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.differentiable import rebuilding
 from tests.support.double import compute_in_double
 from tests.support.experts import random
-from tests.support.mla import SPLIT, Case, full_weights, microbatch, run_rank, tables
+from tests.support.mla import (
+    SPLIT,
+    Case,
+    full_weights,
+    microbatch,
+    mla_layer,
+    mla_mixer,
+    mla_weights,
+    run_rank,
+    tables,
+)
 from tests.support.ranks import run_on_ranks
 
 TOLERANCE = 1e-11
@@ -123,13 +129,14 @@ def _check_traffic(model: ModelConfig, case: Case, result: dict[str, Any]) -> No
     """Collectives as recorded, in order, with those of the output projection."""
     shape = Shape(2, 6, "fp64", "fp64", False, tp=case.tp, sequence_parallel=case.sequence)
     recorded = RecordedRank(build_segments(model)[1], model, shape)
-    env, batch, weights = recorded.env, recorded.batch, recorded.weights.attention
-    x, saved, passes = recorded.hidden(), rebuilding(case.keep), []
-    mla_forward(env, x, weights, batch, saved)
+    weights, layer = recorded.weights, mla_layer(model)
+    x, passes = recorded.hidden(), []
+    run = Pass(recorded.env, recorded.batch, rebuilding(case.keep))
+    layer.mix(run, x, weights)
     passes.append(recorded.recording.recorded())
     recorded.recording.begin()
     with deferring(recorded.units.values() if case.defers else ()) as pending:
-        mla_backward(env, recorded.hidden(), x, weights, batch, saved)
+        layer.mix_backward(run, recorded.hidden(), x, weights)
     passes.append(recorded.recording.recorded())
     recorded.recording.begin()
     pending.run()
@@ -190,7 +197,7 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     shape = Shape(4, 64, compute, "fp64" if compute == "fp64" else "fp32", False)
     dtype = torch_dtype(compute)
     weights = {n: Weight(t.to(dtype), t.to(torch_dtype(shape.gradients))) for n, t in full_weights(model).items()}
-    bound = MLAWeights(**({"query_down": None, "query_norm": None} | weights))
+    bound, layer, mixer = mla_weights(weights), mla_layer(model), mla_mixer(model)
     env, batch, saved = Environment(torch_operations, model), microbatch(model, 4, 64, dtype), rebuilding(keep)
     x, residual = random(256, 48).to(dtype), random(256, 48, seed=3).to(dtype)
     constant = [x, residual, batch.tokens, batch.cos, batch.sin]
@@ -199,8 +206,9 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
         tracker.watch(tensor)
     base = tracker.live_bytes
     forward, backward = _record(model, shape, keep)
+    half = Half.of(Pass(env, batch, saved), "mixer", bound.mixer_norms, layer.norm)
     with tracker:
-        outputs = mla_query_key_value(env, x, bound, batch, saved)
+        outputs = mixer.query_key_value(half.run, half.enter(x), bound.mixer)
     assert (tracker.peak_bytes - base, tracker.live_bytes - base) == (pytest.approx(forward[0], rel=0.01), forward[1])
     grads = [torch.randn_like(output) for output in outputs]
     for grad in grads:
@@ -208,7 +216,9 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     del grad
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
-        result = mla_query_key_value_backward(env, grads, residual, x, bound, batch, saved)
+        source = HalfSource(half, x, residual)
+        result = mixer.query_key_value_backward(half.run, grads, bound.mixer, source)
+        del source
     assert (tracker.peak_bytes - base, tracker.live_bytes - base) == (pytest.approx(backward[0], rel=0.01), backward[1])
     assert result.shape == x.shape
 
@@ -216,12 +226,16 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
 def _record(model: ModelConfig, shape: Shape, keep: bool) -> tuple[tuple[int, int], tuple[int, int]]:
     """Peak and live bytes after forward, and after backward."""
     recorded = RecordedRank(build_segments(model)[1], model, shape)
-    x, recording, saved, w = recorded.hidden(), recorded.recording, rebuilding(keep), recorded.weights.attention
-    outputs = mla_query_key_value(recorded.env, x, w, recorded.batch, saved)
+    x, recording, w = recorded.hidden(), recorded.recording, recorded.weights
+    layer, mixer = mla_layer(model), mla_mixer(model)
+    half = Half.of(Pass(recorded.env, recorded.batch, rebuilding(keep)), "mixer", w.mixer_norms, layer.norm)
+    outputs = mixer.query_key_value(half.run, half.enter(x), w.mixer)
     forward = recording.peak, recording.live
     grads = [recorded.ops.make(output.shape, output.dtype) for output in outputs]
     recording.begin()
-    result = mla_query_key_value_backward(recorded.env, grads, recorded.hidden(), x, w, recorded.batch, saved)
+    source = HalfSource(half, x, recorded.hidden())
+    result = mixer.query_key_value_backward(half.run, grads, w.mixer, source)
+    del source
     backward = recording.peak, recording.live
     del result, outputs
     return forward, backward

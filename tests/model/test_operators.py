@@ -1,6 +1,7 @@
 """The hand-written backward of every operator against finite differences in fp64."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,14 +10,17 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
-from fourfold.model.attention import output_backward, output_forward, query_key_value, query_key_value_backward
-from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.embedding import EmbeddingParameters, embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.feed_forward import gated_backward, gated_forward
+from fourfold.model.experts.parts import run_through
+from fourfold.model.kinds.attention import GroupedAttention, output_backward, output_forward
+from fourfold.model.kinds.kind import Pass
+from fourfold.model.layer import Half, HalfSource, Layer, LayerParameters
+from fourfold.model.layers import layers_of
 from fourfold.model.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from fourfold.model.rope import rotate_, rotate_into
 from fourfold.model.rope_tables import rope_tables
-from fourfold.model.weights import AttentionWeights, BlockWeights, EmbeddingWeights, FeedForwardWeights, Weight
+from fourfold.model.weights import Weight
 from tests.support.differentiable import Backward, differentiable, differentiable_block, rebuilding
 from tests.support.plain_model import PlainModel, random_tokens
 
@@ -73,7 +77,7 @@ def _check(forward: Callable[[Tensor], Tensor], x: Tensor, weights: dict[str, We
 
 def test_learned_positions() -> None:
     env, tables = Environment(torch_operations, GPT2), PlainModel(GPT2).weights["embed"]
-    assert isinstance(tables, EmbeddingWeights)
+    assert isinstance(tables, EmbeddingParameters)
     assert tables.positions is not None
     tokens, positions = torch.tensor([[3, 5, 3], [30, 0, 3]]), torch.tensor([[0, 1, 2], [0, 0, 7]])
     out = embedding_forward(env, tokens, tables, positions)
@@ -86,12 +90,19 @@ def test_learned_positions() -> None:
         torch.testing.assert_close(table.grad, chosen.t() @ grad)
 
 
-def _block(model: ModelConfig) -> tuple[AttentionWeights, FeedForwardWeights]:
-    weights = PlainModel(model).weights["b0"]
-    assert isinstance(weights, BlockWeights)
-    assert isinstance(weights.attention, AttentionWeights)
-    assert isinstance(weights.feed_forward, FeedForwardWeights)
-    return weights.attention, weights.feed_forward
+def _block(model: ModelConfig) -> tuple[Layer, LayerParameters[Weight]]:
+    weights, layer = PlainModel(model).weights["b0"], layers_of(model)[0]
+    assert isinstance(weights, LayerParameters)
+    assert layer is not None
+    return layer, weights
+
+
+def _leaves(record: Any) -> dict[str, Weight]:
+    """All weights of a record, by the names of its fields."""
+    if isinstance(record, Weight):
+        return {"": record}
+    fields = vars(record) if record is not None else {}
+    return {f"{name}.{rest}": weight for name, value in fields.items() for rest, weight in _leaves(value).items()}
 
 
 def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
@@ -103,21 +114,23 @@ def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("model", [MODEL, NORMED, BIASED], ids=lambda m: m.family)
 @pytest.mark.parametrize("output", ["q", "k", "v", "residual", "all"])
 def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
-    (weights, _), plain = _block(model), PlainModel(model)
-    env, batch = plain.env, plain.microbatch(*random_tokens(model, 2, 5))
+    (layer, weights), plain = _block(model), PlainModel(model)
+    env, batch, mixer = plain.env, plain.microbatch(*random_tokens(model, 2, 5)), layer.mixer
+    assert isinstance(mixer, GroupedAttention)
     heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
-    used = {"norm": weights.norm, "qkv": weights.qkv}
-    if weights.query_norm is not None and weights.key_norm is not None:
-        used |= {"q_norm": weights.query_norm, "k_norm": weights.key_norm}
-    if weights.qkv_bias is not None:
-        used["bias"] = weights.qkv_bias
+    used = {"norm": weights.mixer_norms.before.weight, "qkv": weights.mixer.qkv}  # type: ignore[union-attr]
+    if weights.mixer.query_norm is not None:
+        used |= {"q_norm": weights.mixer.query_norm, "k_norm": weights.mixer.key_norm}
+    if weights.mixer.qkv_bias is not None:
+        used["bias"] = weights.mixer.qkv_bias
 
     def run(x: Tensor) -> tuple[tuple[Tensor, ...], Backward]:
-        saved = rebuilding(keep)
-        qkv = query_key_value(env, x, weights, batch, saved)
+        half = Half.of(Pass(env, batch, rebuilding(keep)), "mixer", weights.mixer_norms, layer.norm)
+        qkv = mixer.query_key_value(half.run, half.enter(x), weights.mixer)
 
         def backward(*grads: Tensor) -> tuple[Tensor]:
-            return (query_key_value_backward(env, [*grads[:3]], grads[3], x, weights, batch, saved),)
+            source = HalfSource(half, x, grads[3])
+            return (mixer.query_key_value_backward(half.run, [*grads[:3]], weights.mixer, source),)
 
         return (*(part.clone() for part in qkv.split(heads, -2)), x.clone()), backward
 
@@ -138,27 +151,29 @@ def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_gated_feed_forward(keep: bool) -> None:
-    env, (_, weights) = Environment(torch_operations, MODEL), _block(MODEL)
+    (layer, weights), plain = _block(MODEL), PlainModel(MODEL)
+    batch = plain.microbatch(*random_tokens(MODEL, 2, 5))
 
     def run(x: Tensor) -> tuple[Tensor, Backward]:
-        saved = rebuilding(keep)
-        return gated_forward(env, x, weights, saved), lambda grad: (gated_backward(env, grad, weights, saved),)
+        given = Pass(plain.env, batch, rebuilding(keep))
+        out = run_through(layer.feed(given, x, weights))
+        return out, lambda grad: (run_through(layer.feed_backward(given, grad, weights)),)
 
-    used = {"norm": weights.norm, "gate_up": weights.gate_up, "down": weights.down}
+    used = _leaves(weights.feed_forward) | _leaves(weights.feed_forward_norms.before)
     _check(lambda x: differentiable(run, x), _random(10, 12), used)
 
 
 def test_output_residual() -> None:
-    env, (weights, _) = Environment(torch_operations, MODEL), _block(MODEL)
+    plain, output = PlainModel(MODEL), _block(MODEL)[1].mixer.output
     residual, attention = _random(10, 12, seed=3), _random(2, 5, 24)
 
     def run(attention: Tensor, residual: Tensor) -> tuple[Tensor, Backward]:
-        saved = Saved()
-        out = output_forward(env, attention, residual, weights, saved)
-        return out, lambda grad: (output_backward(env, grad, weights, saved).view_as(attention), grad)
+        given = Pass(plain.env, plain.microbatch(*random_tokens(MODEL, 2, 5)), Saved())
+        out = output_forward(given, attention, output, residual)
+        return out, lambda grad: (output_backward(given, grad, output).view_as(attention), grad)
 
-    _check(lambda x: differentiable(run, x, residual), attention, {"output": weights.output})
-    _check(lambda x: differentiable(run, attention, x), residual, {"output": weights.output})
+    _check(lambda x: differentiable(run, x, residual), attention, {"output": output})
+    _check(lambda x: differentiable(run, attention, x), residual, {"output": output})
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -167,12 +182,10 @@ def test_output_residual() -> None:
 def test_a_full_block(model: ModelConfig, documents: list[list[int]] | None, keep: bool) -> None:
     plain = PlainModel(model)
     weights = plain.weights["b0"]
-    assert isinstance(weights, BlockWeights)
     tokens, targets = random_tokens(model, 2, 5)
     batch = plain.microbatch(tokens, targets, documents)
-    halves = (weights.attention, weights.feed_forward)
-    used = {f"{i}.{f}": w for i, half in enumerate(halves) for f, w in vars(half).items() if w is not None}
-    _check(lambda x: differentiable_block(plain.env, x, weights, batch, keep), _random(10, 12), used)
+    used, segment = _leaves(weights), plain.segments[1]
+    _check(lambda x: differentiable_block(segment, plain.env, x, weights, batch, keep), _random(10, 12), used)
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 64])

@@ -68,14 +68,14 @@ def test_memory_is_that_of_a_run(name: str) -> None:
         for tensor in outside:
             tracker.watch(tensor)
         start = tracker.live_bytes
-        out = block_forward(rank.env, x, rank.weights, rank.batch, saved)
+        out = block_forward(rank.segment, rank.env, x, rank.weights, rank.batch, saved)
         assert tracker.peak_bytes - start == (
             footprint.saved_bytes + footprint.output_bytes + footprint.forward_workspace_bytes
         )
         del out
         assert tracker.live_bytes - start == footprint.saved_bytes
         tracker.peak_bytes = tracker.live_bytes
-        grad = block_backward(rank.env, upstream, x, rank.weights, rank.batch, saved)
+        grad = block_backward(rank.segment, rank.env, upstream, x, rank.weights, rank.batch, saved)
         held = footprint.saved_bytes + grad.nbytes + footprint.backward_workspace_bytes
         assert tracker.peak_bytes - start == held
         assert tracker.live_bytes - start == grad.nbytes

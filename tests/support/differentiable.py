@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
+from fourfold.model.spec import Segment
 
 Backward = Callable[..., Sequence[Tensor]]
 """From the gradients of the outputs to those of the inputs."""
@@ -34,12 +35,14 @@ def differentiable(run: Callable[..., tuple[Any, Backward]], *inputs: Tensor) ->
     return _Pair.apply(run, *inputs)
 
 
-def differentiable_block(env: Environment, x: Tensor, weights: Any, batch: Microbatch, keep: bool) -> Tensor:
+def differentiable_block(
+    segment: Segment, env: Environment, x: Tensor, weights: Any, batch: Microbatch, keep: bool
+) -> Tensor:
     """`block_forward` of x [t, hidden], with `block_backward` behind it."""
 
     def run(x: Tensor) -> tuple[Tensor, Backward]:
         saved = rebuilding(keep)
-        out = block_forward(env, x, weights, batch, saved)
-        return out, lambda grad: (block_backward(env, grad, x, weights, batch, saved),)
+        out = block_forward(segment, env, x, weights, batch, saved)
+        return out, lambda grad: (block_backward(segment, env, grad, x, weights, batch, saved),)
 
     return differentiable(run, x)

@@ -12,13 +12,19 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
 from fourfold.model import torch_operations
-from fourfold.model.environment import Environment
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
-from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.parts import run_through
+from fourfold.model.experts.router import Routing
 from fourfold.model.footprint import Shape
+from fourfold.model.kinds.feed_forward import GatedParameters
+from fourfold.model.kinds.kind import Pass
+from fourfold.model.kinds.routed import RoutedFeedForward, RoutedParameters
+from fourfold.model.layer import HalfNorms, Layer, LayerParameters
+from fourfold.model.layers import layers_of
+from fourfold.model.norm import NormParameters
 from fourfold.model.parallel import Parallel
-from fourfold.model.weights import Deferred, FeedForwardWeights, RoutedWeights, Weight
+from fourfold.model.weights import Deferred, Weight
 from fourfold.runtime.collectives import make_groups
 from tests.support.differentiable import rebuilding
 from tests.support.split_model import CountingGroup
@@ -194,11 +200,31 @@ def bind(parts: dict[str, Tensor], fresh: bool = True) -> dict[str, Weight]:
     return weights
 
 
-def routed_weights(weights: dict[str, Weight]) -> RoutedWeights:
+def routed_weights(weights: dict[str, Weight]) -> LayerParameters[Weight]:
+    """A layer of which the routed feed-forward alone is there."""
     shared = None
     if "shared_down" in weights:
-        shared = FeedForwardWeights(weights["norm"], weights["shared_gate_up"], weights["shared_down"])
-    return RoutedWeights(weights["norm"], weights["router"], weights["gate_up"], weights["down"], shared)
+        shared = GatedParameters(weights["shared_gate_up"], weights["shared_down"])
+    own = RoutedParameters(weights["router"], shared, weights["gate_up"], weights["down"])
+    return LayerParameters(own, None, HalfNorms(None, None), HalfNorms(NormParameters(weights["norm"]), None))
+
+
+def routed_layer(model: ModelConfig) -> Layer:
+    layer = layers_of(model)[-1]
+    assert layer is not None
+    return layer
+
+
+def routing_of(model: ModelConfig) -> Routing:
+    feed_forward = routed_layer(model).feed_forward
+    assert isinstance(feed_forward, RoutedFeedForward)
+    return feed_forward.routing
+
+
+def routed_pass(env: Environment, balancing: Balancing, saved: Saved) -> Pass:
+    """A routed feed-forward reads nothing of the microbatch but its balancing."""
+    nothing: Any = None
+    return Pass(env, Microbatch(nothing, nothing, nothing, nothing), saved, balancing)
 
 
 def run_rank(
@@ -227,10 +253,11 @@ def run_rank(
         x.view(-1, x.shape[-1])[tokens],
         rebuilding(case.keep),
     )
-    out = run_through(routed_forward(env, own, routed_weights(weights), balancing, saved))
+    layer, bound, run = routed_layer(model), routed_weights(weights), routed_pass(env, balancing, saved)
+    out = run_through(layer.feed(run, own, bound))
     forward = {name: len(group.started) for name, group in groups.items()}
     upstream = projection.view(-1, x.shape[-1])[tokens]
-    grad = run_through(routed_backward(env, upstream, routed_weights(weights), balancing, saved))
+    grad = run_through(layer.feed_backward(run, upstream, bound))
     num_deferred = len(deferred)
     deferred.run()
     return {

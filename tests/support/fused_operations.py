@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fourfold.kernels import loss, norm, pointwise
 from fourfold.model import torch_operations
-from fourfold.model.feed_forward import swiglu, swiglu_backward_
 from fourfold.model.rope import rotate_, rotate_into
+from fourfold.model.swiglu import swiglu, swiglu_backward_
 
 
 class PlainLoss:

@@ -9,9 +9,13 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment, Microbatch
-from fourfold.model.mla import mla_backward, mla_forward
+from fourfold.model.kinds.kind import Pass
+from fourfold.model.kinds.mla import MLA, MLAParameters
+from fourfold.model.layer import HalfNorms, Layer, LayerParameters
+from fourfold.model.layers import layers_of
+from fourfold.model.norm import NormParameters
 from fourfold.model.parallel import Parallel
-from fourfold.model.weights import Deferred, MLAWeights, Weight
+from fourfold.model.weights import Deferred, Weight
 from fourfold.runtime.collectives import make_groups
 from tests.support import experts
 from tests.support.differentiable import rebuilding
@@ -58,6 +62,26 @@ def microbatch(model: ModelConfig, sequences: int, length: int, dtype: torch.dty
     return Microbatch(tokens, tokens, *(table.to(dtype) for table in tables(model, length)))
 
 
+def mla_weights(weights: dict[str, Weight]) -> LayerParameters[Weight]:
+    """A layer of which the mixer alone is there."""
+    own = MLAParameters(
+        **({"query_down": None, "query_norm": None} | {name: w for name, w in weights.items() if name != "norm"})
+    )
+    return LayerParameters(None, own, HalfNorms(NormParameters(weights["norm"]), None), HalfNorms(None, None))
+
+
+def mla_layer(model: ModelConfig) -> Layer:
+    layer = layers_of(model)[0]
+    assert layer is not None
+    return layer
+
+
+def mla_mixer(model: ModelConfig) -> MLA:
+    mixer = mla_layer(model).mixer
+    assert isinstance(mixer, MLA)
+    return mixer
+
+
 def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: Tensor) -> dict[str, Any]:
     """x, projection [batch, seq, hidden] -> this rank's tokens of output and input gradient, its weights' gradients, bytes."""
     layout = experts.Case(tp=case.tp).layout
@@ -71,14 +95,14 @@ def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: T
     deferred = Deferred()
     for weight in weights.values():
         weight.deferred = deferred if case.defers else None
-    bound = MLAWeights(**({"query_down": None, "query_norm": None} | weights))
+    bound, layer = mla_weights(weights), mla_layer(model)
     parts = case.tp if case.sequence else 1
     own, upstream = (t.view(-1, t.shape[-1]).chunk(parts)[rank if case.sequence else 0] for t in (x, projection))
     env, saved = Environment(torch_operations, model, parallel), rebuilding(case.keep)
-    batch = microbatch(model, *x.shape[:2])
-    out = own + mla_forward(env, own, bound, batch, saved)
+    run = Pass(env, microbatch(model, *x.shape[:2]), saved)
+    out = own + layer.mix(run, own, bound)
     marks = [len(group.started) if group is not None else 0]
-    grad = mla_backward(env, upstream, own, bound, batch, saved)
+    grad = layer.mix_backward(run, upstream, own, bound)
     marks.append(len(group.started) if group is not None else 0)
     deferred.run()
     gradients = {name: weight.grad for name, weight in weights.items()}

@@ -9,14 +9,13 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.huggingface import to_config
 from fourfold.model import torch_operations
-from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.rope_tables import rope_tables
-from fourfold.model.spec import build_segments
-from fourfold.model.weights import FlatUnit, Weights
+from fourfold.model.spec import bind_weights, build_segments
+from fourfold.model.weights import FlatUnit
 from tests.support.differentiable import rebuilding
 from tests.support.reference_names import view_of
 
@@ -38,7 +37,7 @@ class PlainModel:
                 for spec in unit.parameters:
                     if spec.init_std is None:
                         self.units[unit.name].weight(spec.name).data.add_(1.0)
-        self.weights: dict[str, Weights] = {s.name: bind_weights(s, model, self.units) for s in self.segments}
+        self.weights: dict[str, Any] = {s.name: bind_weights(s, self.units) for s in self.segments}
 
     def parameters(self) -> dict[str, Tensor]:
         return self._named("data")
@@ -78,31 +77,28 @@ class PlainModel:
         embedding: Any = self.weights["embed"]
         x = embedding_forward(self.env, batch.tokens, embedding, batch.positions)
         for segment in self.segments[1:-1]:
-            x = block_forward(self.env, x, self._block(segment.name), batch, Saved(keeps=False))
+            x = block_forward(segment, self.env, x, self.weights[segment.name], batch, Saved(keeps=False))
         return x
 
     def loss(self, batch: Microbatch) -> Tensor:
-        return head_loss(self.env, self.hidden(batch), batch.targets, self.weights["head"])  # type: ignore[arg-type]
+        return head_loss(self.env, self.hidden(batch), batch.targets, self.weights["head"])
 
     def loss_and_gradients(self, batch: Microbatch, num_targets: int, keep: bool = True) -> Tensor:
         """The sum of the token losses; the gradients of (sum / num_targets) are added to the flat gradients."""
         env, embedding, head = self.env, self.weights["embed"], self.weights["head"]
-        x = embedding_forward(env, batch.tokens, embedding, batch.positions)  # type: ignore[arg-type]
+        x = embedding_forward(env, batch.tokens, embedding, batch.positions)
         behind = []
         for segment in self.segments[1:-1]:
             saved = rebuilding(keep)
-            out = block_forward(env, x, self._block(segment.name), batch, saved)
-            behind.append((segment.name, x, saved))
+            out = block_forward(segment, env, x, self.weights[segment.name], batch, saved)
+            behind.append((segment, x, saved))
             x = out
         divisor = torch.tensor(num_targets)
-        loss, grad = head_loss_backward(env, x, batch.targets, head, divisor)  # type: ignore[arg-type]
-        for name, x, saved in reversed(behind):
-            grad = block_backward(env, grad, x, self._block(name), batch, saved)
-        embedding_backward(env, batch.tokens, grad, embedding, batch.positions)  # type: ignore[arg-type]
+        loss, grad = head_loss_backward(env, x, batch.targets, head, divisor)
+        for segment, x, saved in reversed(behind):
+            grad = block_backward(segment, env, grad, x, self.weights[segment.name], batch, saved)
+        embedding_backward(env, batch.tokens, grad, embedding, batch.positions)
         return loss
-
-    def _block(self, name: str) -> Any:
-        return self.weights[name]
 
 
 def random_tokens(model: ModelConfig, rows: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:

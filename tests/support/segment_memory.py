@@ -16,7 +16,7 @@ from fourfold.model.footprint import Footprint, Halves, Shape, segment_footprint
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel, Pending
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.weights import RoutedWeights, deferring
+from fourfold.model.weights import deferring
 from fourfold.model.work import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.differentiable import rebuilding
@@ -179,11 +179,11 @@ def _block(
 
     def forward() -> Saved:
         saved = rebuilding(policy != "selective")
-        block_forward(env, x, weights, batch, saved)  # type: ignore[arg-type]
+        block_forward(block, env, x, weights, batch, saved)
         return saved
 
     def without_backward() -> torch.Tensor:
-        return block_forward(env, x, weights, batch, Saved(keeps=False))  # type: ignore[arg-type]
+        return block_forward(block, env, x, weights, batch, Saved(keeps=False))
 
     if policy == "full":
         meter.run("forward", without_backward, f.forward.collectives, 2 * h, h, f.forward_workspace_bytes, 3 * h)
@@ -196,15 +196,15 @@ def _block(
 
     def backward() -> Any:
         with deferring([split.units[name] for name in block.units if halves is not None]) as pending:
-            grad = block_backward(env, upstream, x, weights, batch, saved)  # type: ignore[arg-type]
+            grad = block_backward(block, env, upstream, x, weights, batch, saved)
         return grad, pending
 
     if halves is None:
         after = 3 * h
         grad, _ = meter.run("backward", backward, f.backward.collectives, before, h, f.backward_workspace_bytes, after)
         return grad
-    routed = isinstance(weights.feed_forward, RoutedWeights)  # type: ignore[union-attr]
-    keeps_upstream = not env.parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
+    routed = block.moe
+    keeps_upstream = not env.parallel.sequence and not (routed and weights.feed_forward.shared is None)
     held = halves.deferred_bytes - h if keeps_upstream else halves.deferred_bytes
     grad, pending = meter.run(
         "input gradient",

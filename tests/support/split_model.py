@@ -13,12 +13,12 @@ from fourfold.config import ModelConfig
 from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model import torch_operations
-from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import ALONE, Parallel, Pending
+from fourfold.model.spec import bind_weights
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from fourfold.runtime.links import Links
@@ -136,7 +136,7 @@ def run_segments(
     x = embedding_forward(env, batch.tokens, weights["embed"], batch.positions)
     for block in segments[1:-1]:
         saved = rebuilding(keep)
-        out = block_forward(env, x, weights[block.name], batch, saved)
+        out = block_forward(block, env, x, weights[block.name], batch, saved)
         behind.append((block, x, saved))
         trace.hidden.append(x)
         x = out
@@ -146,7 +146,7 @@ def run_segments(
     trace.gradients.append(grad)
     for block, x, saved in reversed(behind):
         with deferring(units[name] for name in block.units if deferred) as pending:
-            grad = block_backward(env, grad, x, weights[block.name], batch, saved)
+            grad = block_backward(block, env, grad, x, weights[block.name], batch, saved)
         waiting.append(pending)
         trace.gradients.append(grad)
     embedding_backward(env, batch.tokens, grad, weights["embed"], batch.positions)
@@ -170,7 +170,7 @@ class SplitModel:
                 [pad(part, (0, p.numel - len(part))) for part, p in zip(parts, flat.parameters, strict=True)]
             )
             self.units[name] = FlatUnit(flat.parameters, values, torch.zeros_like(values, dtype=gradients))
-        self.weights = {s.name: bind_weights(s, self.model, self.units) for s in self.segments}
+        self.weights = {s.name: bind_weights(s, self.units) for s in self.segments}
 
     def summed_gradients(self) -> dict[str, Tensor]:
         """This rank's part of every gradient, partial sums added over the ranks that the flat buffer names."""

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
-from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
@@ -19,7 +18,7 @@ from fourfold.model.local_parameter import local_parameter
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
-from fourfold.model.spec import Segment, build_segments
+from fourfold.model.spec import Segment, bind_weights, build_segments
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.model.work import Collective
@@ -82,7 +81,7 @@ class TorchRank:
         self.log = StartedCollectives((model.head_dim, model.value_head_dim or model.head_dim))
         self.env = Environment(torch_operations, model, self._parallel(ring_rank), shape.recipe)
         self.units = self._units()
-        self.weights: Any = bind_weights(segment, model, self.units)
+        self.weights: Any = bind_weights(segment, self.units)
         self.batch = self._microbatch()
         self.balancing = self._balancing() if segment.moe else None
 
@@ -166,11 +165,11 @@ class TorchRank:
         x, upstream = self._hidden(max(1, depth)), self._hidden(depth + 1 if depth else 1)
 
         def forward(saved: Saved) -> Saved:
-            block_forward(self.env, x, self.weights, self.batch, saved, self.balancing, depth)
+            block_forward(self.segment, self.env, x, self.weights, self.batch, saved, self.balancing)
             return saved
 
         def backward() -> None:
-            block_backward(self.env, upstream, x, self.weights, self.batch, saved, self.balancing, depth)
+            block_backward(self.segment, self.env, upstream, x, self.weights, self.batch, saved, self.balancing)
 
         def make() -> Saved:
             return rebuilding(policy != "selective")

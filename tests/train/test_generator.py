@@ -59,9 +59,9 @@ def test_a_further_token_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
     block_forward = generator.block_forward
 
-    def counted(env: Any, x: Tensor, *rest: Any) -> Tensor:
+    def counted(segment: Any, env: Any, x: Tensor, *rest: Any) -> Tensor:
         rows.append(len(x))
-        return block_forward(env, x, *rest)
+        return block_forward(segment, env, x, *rest)
 
     monkeypatch.setattr(generator, "block_forward", counted)
     made = Generator(LLAMA, reader(LLAMA), MOST)

@@ -21,12 +21,12 @@ from fourfold.kernels import norm, pointwise
 from fourfold.kernels.backend import triton_refuses
 from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.model import torch_operations
-from fourfold.model.feed_forward import swiglu
 from fourfold.model.norm import rms_norm, rms_norm_backward
 from fourfold.model.operations import Array, Operations, with_operations
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.rope import rotate_
+from fourfold.model.swiglu import swiglu
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.model.work import Attention, Elementwise, Gemm, Work

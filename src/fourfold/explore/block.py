@@ -53,7 +53,7 @@ class RecordedForward:
         operations = RecorderOperations(rank.recording, accelerator=True)
         environment = Environment(operations, resolved.model, rank.env.parallel, shape.recipe)
         rank.recording.begin()
-        block_forward(environment, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing, segment.depth)
+        block_forward(segment, environment, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing)
         names = {place: (run[0], run[-1]) for place, run in rank.recording.weights.items()}
         return cls(rank.recording.recorded(), names)
 

@@ -14,12 +14,11 @@ from fourfold.cost.prices import Prices
 from fourfold.explore.machine import priced_setup
 from fourfold.explore.setup import Setup
 from fourfold.launch.resolve import ResolvedRun
-from fourfold.model.binding import bind_weights
 from fourfold.model.recorded_rank import RecordedUnit
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import Recording
 from fourfold.model.shape import Shape
-from fourfold.model.spec import Segment
+from fourfold.model.spec import Segment, bind_weights
 from fourfold.model.work import Attention, Elementwise, Gemm, Work
 from fourfold.program import lower_pipeline
 from fourfold.program.instruction import Opcode
@@ -142,7 +141,7 @@ def weight_names(segment: Segment, resolved: ResolvedRun, shape: Shape) -> Names
     ops = RecorderOperations(Recording(staging=False))
     owners = [each for each in resolved.spec.segments if {unit.name for unit in each.own} & {*segment.units}]
     units = {unit.name: RecordedUnit(unit, shape, ops) for each in owners for unit in each.own}
-    bind_weights(segment, resolved.model, units)
+    bind_weights(segment, units)
     for weight in (weight for unit in units.values() for weight in unit.made.values()):
         size, routed = weight.data.shape, len(weight.data.shape) > 2
         if len(size) >= 2:

@@ -14,9 +14,9 @@ from fourfold.kernels.backend import Backend, LazyModule, triton_refuses
 from fourfold.kernels.check import BOUNDS, row_blocks, row_faults
 from fourfold.kernels.timed import TimedKind
 from fourfold.model.experts.swiglu import weighted
-from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
 from fourfold.model.operations import Operations
 from fourfold.model.rope import rotate_, rotate_into
+from fourfold.model.swiglu import swiglu, swiglu_again, swiglu_backward_
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
 

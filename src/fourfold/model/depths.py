@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fourfold.model.environment import Environment, Microbatch
-from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.head import HeadParameters, head_loss, head_loss_backward
 from fourfold.model.operations import Array
-from fourfold.model.weights import HeadWeights
+from fourfold.model.weights import Weight
 
 
-def losses(env: Environment, x: Array, batch: Microbatch, w: HeadWeights) -> Array:
+def losses(env: Environment, x: Array, batch: Microbatch, w: HeadParameters[Weight]) -> Array:
     """The sums of the token losses of every depth, [1 + D], as in `head_loss`. x [(1 + D) t, hidden]."""
     return env.ops.stack([head_loss(env, part, targets, own) for part, targets, own in _depths(x, batch, w)])
 
 
 def losses_backward(
-    env: Environment, x: Array, batch: Microbatch, w: HeadWeights, num_targets: Array
+    env: Environment, x: Array, batch: Microbatch, w: HeadParameters[Weight], num_targets: Array
 ) -> tuple[Array, Array]:
     """`head_loss_backward` for every depth. x [(1 + D) t, hidden], num_targets [1 + D] -> (sums [1 + D], gradient of x)."""
     if not w.depth_norms:
@@ -37,7 +37,9 @@ def losses_backward(
     return env.ops.stack(sums), grads
 
 
-def _depths(x: Array, batch: Microbatch, w: HeadWeights) -> Iterator[tuple[Array, Array, HeadWeights]]:
+def _depths(
+    x: Array, batch: Microbatch, w: HeadParameters[Weight]
+) -> Iterator[tuple[Array, Array, HeadParameters[Weight]]]:
     """Every depth's hidden states [t, hidden], targets [batch, seq] and weights."""
     parts = x.chunk(1 + len(w.depth_norms))
     yield parts[0], batch.targets, w

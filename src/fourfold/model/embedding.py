@@ -3,14 +3,30 @@
 Symbols: T tokens of a microbatch, t those whose hidden states this rank has.
 """
 
+from dataclasses import dataclass
+from typing import TypeVar
+
 from fourfold.model.environment import Environment
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Parallel
+from fourfold.model.parameter import Parameters
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
-from fourfold.model.weights import EmbeddingWeights, Weight
+from fourfold.model.weights import Weight
+
+T = TypeVar("T")
 
 
-def embedding_forward(env: Environment, tokens: Array, w: EmbeddingWeights, positions: Array | None = None) -> Array:
+@dataclass(frozen=True)
+class EmbeddingParameters(Parameters[T]):
+    """The embedding [this rank's part of vocab, hidden] and, where positions are learned, their table [max_position, hidden]."""
+
+    tokens: T
+    positions: T | None = None
+
+
+def embedding_forward(
+    env: Environment, tokens: Array, w: EmbeddingParameters[Weight], positions: Array | None = None
+) -> Array:
     """tokens and, for learned positions, positions [batch, seq] -> hidden [t, hidden]. Where the table is split by rows,
     each rank gives its own rows and zeros for the others."""
     ops = env.ops
@@ -28,7 +44,7 @@ def embedding_forward(env: Environment, tokens: Array, w: EmbeddingWeights, posi
 
 
 def embedding_backward(
-    env: Environment, tokens: Array, grad: Array, w: EmbeddingWeights, positions: Array | None = None
+    env: Environment, tokens: Array, grad: Array, w: EmbeddingParameters[Weight], positions: Array | None = None
 ) -> None:
     """Adds the tables' gradients. tokens, positions [batch, seq], grad [t, hidden]."""
     arriving = gather_tokens(grad, env.parallel)

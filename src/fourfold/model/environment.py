@@ -11,9 +11,7 @@ from fourfold.model.low_precision import GemmRecipe, Gemms, LowPrecisionGemms
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import ALONE, Parallel
 
-SELECTIVE = frozenset(
-    {"normed_1", "normed_2", "normed_latent", "normed_query", "down_input", "shared_down_input", "both"}
-)
+SELECTIVE = frozenset({"normed", "normed_latent", "normed_query", "down_input", "shared_down_input", "both"})
 """Activations that selective recomputation rebuilds: outputs of norms and inputs of down projections. They are cheap beside
 the matmuls that read them."""
 
@@ -64,15 +62,22 @@ class Saved:
     """The arrays that a segment's backward reads, by name; each is taken once, so that it is freed when its reader is done.
 
     `rebuilt`: names that are not kept but computed again in backward (the recompute policy); `keeps` False: a forward without a
-    backward, which keeps nothing.
+    backward, which keeps nothing. `part`: the names of a part of it, which cannot meet those of another part.
     """
 
-    __slots__ = ("_arrays", "_keeps", "_rebuilt")
+    __slots__ = ("_arrays", "_keeps", "_part", "_rebuilt")
 
     def __init__(self, rebuilt: Iterable[str] = (), keeps: bool = True) -> None:
-        self._arrays: dict[str, Array] = {}
+        self._arrays: dict[tuple[str, str], Array] = {}
         self._rebuilt = frozenset(rebuilt)
         self._keeps = keeps
+        self._part = ""
+
+    def part(self, name: str) -> "Saved":
+        """A view of these arrays by a part of the segment, which names its own."""
+        view = Saved(self._rebuilt, self._keeps)
+        view._arrays, view._part = self._arrays, name
+        return view
 
     @property
     def keeps(self) -> bool:
@@ -83,19 +88,19 @@ class Saved:
         if self._keeps:
             for name, array in arrays.items():
                 if name not in self._rebuilt:
-                    self._arrays[name] = array
+                    self._arrays[self._part, name] = array
 
     def take(self, name: str) -> Array:
         """The array, no longer kept. Raises `KeyError` where it was not."""
-        return self._arrays.pop(name)
+        return self._arrays.pop((self._part, name))
 
     def take_if_kept(self, name: str) -> Array | None:
         """The array, taken out; None where it is to be rebuilt, or there is none."""
-        return self._arrays.pop(name, None)
+        return self._arrays.pop((self._part, name), None)
 
     def see(self, name: str) -> Array:
         """The array, kept on."""
-        return self._arrays[name]
+        return self._arrays[self._part, name]
 
     def changed(self, change: Callable[[Array], Any]) -> "Saved":
         """A copy with what `change` makes of every array."""
@@ -104,6 +109,5 @@ class Saved:
         return result
 
     def bytes_of(self, name: str) -> int:
-        """The size of an array, 0 where there is none of that name."""
-        array = self._arrays.get(name)
-        return 0 if array is None else int(array.nbytes)
+        """The size of the arrays of that name, of any part."""
+        return sum(int(array.nbytes) for (_, each), array in self._arrays.items() if each == name)

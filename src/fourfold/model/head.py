@@ -9,23 +9,45 @@ that pad the vocabulary have no probability, so that their gradients are zero.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
+from fourfold.model.embedding import EmbeddingParameters
 from fourfold.model.environment import Environment
-from fourfold.model.norm import normalize, normalize_backward
+from fourfold.model.norm import NormParameters, normalize, normalize_backward
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
+from fourfold.model.parameter import Parameters
 from fourfold.model.shape import chunk_tokens, kernel_chunk_tokens
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
-from fourfold.model.weights import HeadWeights
+from fourfold.model.weights import Weight
+
+T = TypeVar("T")
 
 
-def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Array:
+@dataclass(frozen=True)
+class HeadParameters(Parameters[T]):
+    """Unembedding [this rank's part of vocab, hidden], final norm [hidden], and in place of that the MTP modules' own. `tied`: the
+    embedding, in place of the unembedding; all of it, so that on another rank than its own what is not read there is cleared."""
+
+    table: T | None
+    norm: NormParameters[T]
+    depth_norms: tuple[NormParameters[T], ...] = ()
+    tied: EmbeddingParameters[T] | None = None
+
+    @property
+    def unembedding(self) -> T:
+        table = self.table if self.tied is None else self.tied.tokens
+        assert table is not None
+        return table
+
+
+def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weight]) -> Array:
     """The sum of the token losses, a scalar in fp32 (fp64 for fp64), the same on every rank of `tp`.
 
     x [t, hidden], targets [batch, seq].
     """
     ops = env.ops
-    normed, _ = normalize(ops, x, w, env.model.norm_eps)
+    normed, _ = normalize(ops, x, w.norm, env.model.norm_eps)
     normed = gather_tokens(normed, env.parallel).wait()
     total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
@@ -38,14 +60,14 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Arr
     return total
 
 
-def head_logits(env: Environment, x: Array, w: HeadWeights) -> Array:
+def head_logits(env: Environment, x: Array, w: HeadParameters[Weight]) -> Array:
     """Logits of every position. x [tokens, hidden] -> [tokens, vocab]; one process."""
-    normed, _ = normalize(env.ops, x, w, env.model.norm_eps)
+    normed, _ = normalize(env.ops, x, w.norm, env.model.norm_eps)
     return env.ops.linear(normed, w.unembedding.data)
 
 
 def head_loss_backward(
-    env: Environment, x: Array, targets: Array, w: HeadWeights, num_targets: Array, share: float = 1.0
+    env: Environment, x: Array, targets: Array, w: HeadParameters[Weight], num_targets: Array, share: float = 1.0
 ) -> tuple[Array, Array]:
     """The microbatch's loss sum and the gradient of (share * loss sum / num_targets) with respect to x; adds weight gradients,
     at once even while others are deferred.
@@ -53,7 +75,7 @@ def head_loss_backward(
     `num_targets`: valid target tokens of the full global batch, an integer scalar. Returns (scalar, [t, hidden]).
     """
     ops = env.ops
-    normed, statistics = normalize(ops, x, w, env.model.norm_eps)
+    normed, statistics = normalize(ops, x, w.norm, env.model.norm_eps)
     normed = gather_tokens(normed, env.parallel).wait()
     total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
     divisor = num_targets.clamp(min=1)
@@ -74,10 +96,12 @@ def head_loss_backward(
     grad = arriving.wait()
     del arriving
     with ops.fused():
-        return total, normalize_backward(ops, grad, x, statistics, w)
+        return total, normalize_backward(ops, grad, x, statistics, w.norm)
 
 
-def _chunks(env: Environment, normed: Array, targets: Array, w: HeadWeights) -> Iterator[tuple[Array, Array]]:
+def _chunks(
+    env: Environment, normed: Array, targets: Array, w: HeadParameters[Weight]
+) -> Iterator[tuple[Array, Array]]:
     """normed [T, hidden] and targets in parts of as many tokens as logits may exist for."""
     columns, accelerator = w.unembedding.data.shape[0], env.ops.on_accelerator(normed)
     is_narrow = env.ops.accumulation_dtype(normed) != normed.dtype

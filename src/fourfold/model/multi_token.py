@@ -6,18 +6,38 @@ Symbols: t tokens whose hidden states this rank has. Between the last block and 
 together: the k-th module takes [k t, hidden], which is h^0 .. h^{k-1} one after the other, and appends h^k.
 """
 
-from fourfold.model.embedding import embedding_backward, embedding_forward
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fourfold.model.embedding import EmbeddingParameters, embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
+from fourfold.model.layer import LayerParameters
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
-from fourfold.model.weights import ModuleWeights, Weight
+from fourfold.model.parameter import Parameters
+from fourfold.model.weights import Weight
+
+T = TypeVar("T")
 
 
-def combine_forward(env: Environment, x: Array, w: ModuleWeights, batch: Microbatch, depth: int, saved: Saved) -> Array:
+@dataclass(frozen=True)
+class ModuleParameters(Parameters[T]):
+    """An MTP module: a block, a projection [hidden, 2 hidden], norms [hidden] of embedding and hidden state, the embedding."""
+
+    block: LayerParameters[T]
+    projection: T
+    embedding_norm: T
+    hidden_norm: T
+    embedding: EmbeddingParameters[T] | None
+
+
+def combine_forward(
+    env: Environment, x: Array, w: ModuleParameters[Weight], batch: Microbatch, depth: int, saved: Saved
+) -> Array:
     """x [k t, hidden] -> the input of the module's block [t, hidden]. `depth`: k, from 1."""
     ops, eps = env.ops, env.model.norm_eps
     assert batch.ahead_tokens is not None
-    embedded = embedding_forward(env, batch.ahead_tokens[depth - 1], w.embedding)
+    embedded = embedding_forward(env, batch.ahead_tokens[depth - 1], _embedding(w))
     both = x.new_empty((embedded.shape[0], 2 * embedded.shape[1]))
     into = both.chunk(2, dim=1)
     for half, source, norm, name in _halves(w, embedded, _last(x, depth)):
@@ -34,7 +54,7 @@ def combine_backward(
     env: Environment,
     given: list[Array],
     x: Array,
-    w: ModuleWeights,
+    w: ModuleParameters[Weight],
     batch: Microbatch,
     depth: int,
     saved: Saved,
@@ -60,7 +80,7 @@ def combine_backward(
         scale = saved.take("scale_embedding")
         grad_embedded = rms_norm_backward(ops, grad_embedded, embedded, scale, w.embedding_norm)
     del embedded, scale
-    embedding_backward(env, batch.ahead_tokens[depth - 1], grad_embedded, w.embedding)
+    embedding_backward(env, batch.ahead_tokens[depth - 1], grad_embedded, _embedding(w))
     del grad_embedded
     grad_last = ops.matmul(grad, columns[1])
     del grad
@@ -72,7 +92,7 @@ def combine_backward(
     return grad_x
 
 
-def _halves(w: ModuleWeights, embedded: Array, last: Array) -> tuple[tuple[int, Array, Weight, str], ...]:
+def _halves(w: ModuleParameters[Weight], embedded: Array, last: Array) -> tuple[tuple[int, Array, Weight, str], ...]:
     """The two halves of the projection's input: which, what is normed, by which norm, its name."""
     return (0, embedded, w.embedding_norm, "embedding"), (1, last, w.hidden_norm, "hidden")
 
@@ -80,3 +100,8 @@ def _halves(w: ModuleWeights, embedded: Array, last: Array) -> tuple[tuple[int, 
 def _last(x: Array, depth: int) -> Array:
     """h^{k-1} of x [k t, hidden]."""
     return x.chunk(depth)[-1]
+
+
+def _embedding(w: ModuleParameters[Weight]) -> EmbeddingParameters[Weight]:
+    assert w.embedding is not None
+    return w.embedding

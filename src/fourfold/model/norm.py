@@ -1,56 +1,79 @@
 """RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba et al. 2016), forward and backward."""
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from fourfold.model.operations import Array, Operations
+from fourfold.model.parameter import Declared, Parameters, bias, gain
 from fourfold.model.weights import Weight
+
+T = TypeVar("T")
 
 Statistics = tuple[Array, ...]
 """Statistics of each token that a norm keeps for backward: (1/rms [..., 1],), for a LayerNorm (mean, 1/deviation)."""
 
 
-class Normed(Protocol):
-    """Weights with a norm: its weight [n], and where it is a LayerNorm its bias [n]."""
+@dataclass(frozen=True)
+class NormParameters(Parameters[T]):
+    """A norm's weight [n], and where it is a LayerNorm its bias [n]."""
 
-    @property
-    def norm(self) -> Weight: ...
-    @property
-    def norm_bias(self) -> Weight | None: ...
+    weight: T
+    bias: T | None = None
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the residual stream. `kind`: RMSNorm, or LayerNorm, with mean and bias."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-5
+
+    def declare(self, name: str, width: int) -> NormParameters[Declared]:
+        return NormParameters(
+            gain(f"{name}.weight", width), bias(f"{name}.bias", width) if self.kind == "layer" else None
+        )
 
 
 def normalize(
-    ops: Operations, x: Array, weights: Normed, eps: float, residual: Array | None = None
+    ops: Operations, x: Array, weights: NormParameters[Weight], eps: float, residual: Array | None = None
 ) -> tuple[Array, Statistics]:
     """RMSNorm, or LayerNorm where there is a bias. x [..., n] -> (output [..., n], statistics). `residual` [tokens, n]: is first
     added to x, in its place."""
     with ops.fused():
-        if residual is not None and ops.norms is not None and weights.norm_bias is None:
-            out, scale = ops.norms.add_forward(residual, x, weights.norm.data, eps)
+        if residual is not None and ops.norms is not None and weights.bias is None:
+            out, scale = ops.norms.add_forward(residual, x, weights.weight.data, eps)
             return out, (scale,)
         if residual is not None:
             x.add_(residual)
-        if weights.norm_bias is not None:
-            return layer_norm(ops, x, weights.norm.data, weights.norm_bias.data, eps)
-        out, scale = rms_norm(ops, x, weights.norm.data, eps)
+        if weights.bias is not None:
+            return layer_norm(ops, x, weights.weight.data, weights.bias.data, eps)
+        out, scale = rms_norm(ops, x, weights.weight.data, eps)
         return out, (scale,)
 
 
-def normalize_again(ops: Operations, x: Array, statistics: Statistics, weights: Normed, eps: float) -> Array:
+def normalize_again(
+    ops: Operations, x: Array, statistics: Statistics, weights: NormParameters[Weight], eps: float
+) -> Array:
     """The norm's output again, to the bit."""
     with ops.fused():
-        if weights.norm_bias is not None:
-            return layer_norm(ops, x, weights.norm.data, weights.norm_bias.data, eps)[0]
-        return apply_rms(ops, x, statistics[0], weights.norm.data, eps)
+        if weights.bias is not None:
+            return layer_norm(ops, x, weights.weight.data, weights.bias.data, eps)[0]
+        return apply_rms(ops, x, statistics[0], weights.weight.data, eps)
 
 
 def normalize_backward(
-    ops: Operations, grad: Array, x: Array, statistics: Statistics, weights: Normed, residual: Array | None = None
+    ops: Operations,
+    grad: Array,
+    x: Array,
+    statistics: Statistics,
+    weights: NormParameters[Weight],
+    residual: Array | None = None,
 ) -> Array:
     """The gradient of x [tokens, n] + `residual` [tokens, n]; adds those of weight and bias. `grad` [tokens, n] may be
     overwritten."""
-    if weights.norm_bias is None:
-        return rms_norm_backward(ops, grad, x, statistics[0], weights.norm, residual)
-    grad_x = layer_norm_backward(ops, grad, x, statistics, weights.norm, weights.norm_bias)
+    if weights.bias is None:
+        return rms_norm_backward(ops, grad, x, statistics[0], weights.weight, residual)
+    grad_x = layer_norm_backward(ops, grad, x, statistics, weights.weight, weights.bias)
     return grad_x if residual is None else grad_x.add_(residual)
 
 

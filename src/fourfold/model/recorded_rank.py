@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config import ModelConfig
-from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_backward_parts, block_forward, block_forward_parts
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
@@ -19,7 +18,7 @@ from fourfold.model.recorder.recording import RecordedGroup, Recording
 from fourfold.model.recorder.shape_tensor import ShapeTensor
 from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
-from fourfold.model.spec import Segment, UnitSpec, build_segments
+from fourfold.model.spec import Segment, UnitSpec, bind_weights, build_segments
 from fourfold.model.weights import Weight, WeightUnit, deferring
 from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work, sends, without_foreign_joins
 
@@ -100,7 +99,7 @@ class RecordedRank:
         self.ops = RecorderOperations(self.recording, not shape.exchange, shape.kernels)
         self.env = Environment(self.ops, model, self._parallel(ring_rank), shape.recipe)
         self.units = self._units()
-        self.weights: Any = bind_weights(segment, model, self.units)
+        self.weights: Any = bind_weights(segment, self.units)
         self.batch = self._microbatch()
         self.balancing = self._balancing() if segment.moe else None
 
@@ -239,15 +238,13 @@ class RecordedRank:
     def _forward(self, x: ShapeTensor, saved: Saved) -> "tuple[Saved, _Pass]":
         recording = self.recording
         recording.begin()
-        out = block_forward(self.env, x, self.weights, self.batch, saved, self.balancing, self.segment.depth)
+        out = block_forward(self.segment, self.env, x, self.weights, self.batch, saved, self.balancing)
         return saved, _Pass(recording.recorded(), recording.peak, recording.live - out.nbytes, out.nbytes)
 
     def _backward(self, x: ShapeTensor, saved: Saved) -> "_Pass":
         """Empties `saved`. The upstream gradient is live throughout, and counted elsewhere."""
         recording, upstream = self.recording, self._upstream()
-        grad = block_backward(
-            self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
-        )
+        grad = block_backward(self.segment, self.env, upstream, x, self.weights, self.batch, saved, self.balancing)
         peak = recording.peak - upstream.nbytes
         return _Pass(recording.recorded(), peak, 0, grad.nbytes, recording.operand_bytes)
 
@@ -258,9 +255,7 @@ class RecordedRank:
         saved, forward = self._forward(x, Saved(SELECTIVE if policy == "selective" else ()))
         recording, upstream = self.recording, self._upstream()
         with deferring(self.units.values()) as pending:
-            grad = block_backward(
-                self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
-            )
+            grad = block_backward(self.segment, self.env, upstream, x, self.weights, self.batch, saved, self.balancing)
         phase, peak, output = recording.recorded(), recording.peak - upstream.nbytes, grad.nbytes
         del upstream, grad
         deferred = recording.live
@@ -276,18 +271,20 @@ class RecordedRank:
 
     def parts(self, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
         """Records a routed block's forward and backward, each in parts."""
-        x, depth, rebuilt = self.hidden(max(1, self.segment.depth)), self.segment.depth, ()
+        x, rebuilt = self.hidden(max(1, self.segment.depth)), ()
         if policy == "selective":
             rebuilt = SELECTIVE  # type: ignore[assignment]
         saved = Saved(rebuilt, keeps=policy != "full")
         forward = self._in_parts(
-            lambda env: block_forward_parts(env, x, self.weights, self.batch, saved, self.balancing, depth)
+            lambda env: block_forward_parts(self.segment, env, x, self.weights, self.batch, saved, self.balancing)
         )
         if policy == "full":
             saved = self._forward(x, Saved())[0]
         upstream = self._upstream()
         return forward, self._in_parts(
-            lambda env: block_backward_parts(env, upstream, x, self.weights, self.batch, saved, self.balancing, depth),
+            lambda env: block_backward_parts(
+                self.segment, env, upstream, x, self.weights, self.batch, saved, self.balancing
+            ),
             upstream.nbytes,
         )
 

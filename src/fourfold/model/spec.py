@@ -1,44 +1,25 @@
-"""A model as a list of segments, and each segment's parameters as data: names, shapes, initialisation, sharding rule."""
+"""A model as a list of segments: what each computes, its parameters, and the flat buffers that they lie in."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import prod, sqrt
-from typing import Literal
+from math import sqrt
+from typing import Any, Literal
 
 from fourfold.config import ModelConfig
+from fourfold.model.embedding import EmbeddingParameters
+from fourfold.model.head import HeadParameters
+from fourfold.model.layer import Layer
+from fourfold.model.layers import layers_of
+from fourfold.model.multi_token import ModuleParameters
 from fourfold.model.mup import mup_factors
+from fourfold.model.norm import Norm
 from fourfold.model.own.declare import own_parameters
+from fourfold.model.own.segment import OwnParameters
+from fourfold.model.parameter import Declared, Domain, ParameterSpec, Widths, declared_in, gain, mapped, replicated
+from fourfold.model.weights import Weight, WeightUnit
 
-Domain = Literal["dense", "expert"]
-POSITIONS = "model.embed_positions.weight"
-"""The table of learned positions, [max_position, hidden]."""
-
-
-@dataclass(frozen=True)
-class ParameterSpec:
-    """One full parameter. `name` is its Hugging Face name; `init_std` None means ones (a norm's weight), 0.0 means zeros.
-
-    Sharding rule: `tensor_dim` is the dim that tensor parallelism splits (`tp` for dense parameters, `etp` for experts'; None:
-    replicated), `kv_heads` that its parts are key and value heads, which several ranks hold copies of where there are fewer heads
-    than ranks. Dim 0 of an expert parameter is the experts, split over `ep`. `summed`: for a replicated parameter, when its
-    gradient is a partial sum on every tensor-parallel rank: `always`, or under sequence parallelism alone (`sequence`).
-    `head_rows`: rows of the matrices that each head of an up-projection from a latent has, which follow each other. `lr_scale`: its
-    learning rate is `optimizer.lr` times this.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    init_std: float | None
-    weight_decay: bool
-    tensor_dim: int | None
-    kv_heads: bool = False
-    summed: Literal["never", "sequence", "always"] = "never"
-    head_rows: tuple[int, ...] = ()
-    lr_scale: float = 1.0
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
+__all__ = ["Domain", "ParameterSpec", "Segment", "UnitSpec", "bind_weights", "build_segments"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +51,8 @@ class Segment:
 
     Its own parameters make one *unit*, a flat buffer, of the same name; a block's experts a second one, `b0.experts`.
     `units` are the names of the units that it reads: its own, and for a head with tied embeddings, and for an MTP module, the
-    embedding's too. `depth`: which MTP module, from 1; 0: none.
+    embedding's too. `depth`: which MTP module, from 1; 0: none. `layer_kind`: what a block
+    computes; `declared`: the parameters that its function reads, as a record.
     """
 
     name: str
@@ -78,13 +60,19 @@ class Segment:
     own: tuple[UnitSpec, ...]
     units: tuple[str, ...]
     layer: int | None = None
-    moe: bool = False
     depth: int = 0
+    layer_kind: Layer | None = None
+    declared: Any = field(default=None, compare=False, repr=False)
 
     @property
     def parameters(self) -> tuple[ParameterSpec, ...]:
         """All own parameters."""
         return tuple(p for unit in self.own for p in unit.parameters)
+
+    @property
+    def moe(self) -> bool:
+        """Whether it has experts."""
+        return self.layer_kind is not None and self.layer_kind.is_routed
 
     @property
     def numel(self) -> int:
@@ -101,23 +89,100 @@ def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     stream are scaled by 1/sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 4).
     """
     hidden, vocab = model.hidden_size, model.vocab_size
-    embedding = ParameterSpec("model.embed_tokens.weight", (vocab, hidden), model.init_std, True, 0)
-    tables = [embedding]
+    table = ParameterSpec("model.embed_tokens.weight", (vocab, hidden), model.init_std, True, 0)
+    positions = None
     if model.positions == "learned":
         shape = (model.max_position, hidden)
-        tables.append(ParameterSpec(POSITIONS, shape, model.init_std, True, None, summed="sequence"))
-    norm = _norms(model, "model.norm")
-    unembedding = ParameterSpec("lm_head.weight", (vocab, hidden), model.init_std, True, 0)
-    norm += [_norm(f"{_module_prefix(model, k)}shared_head.norm.weight", hidden) for k in range(model.mtp_layers)]
-    head_own = tuple(norm) if model.tie_embeddings else (unembedding, *norm)
-    head_units = ("head", "embed") if model.tie_embeddings else ("head",)
+        positions = replicated("model.embed_positions.weight", shape, model.init_std, "sequence")
+    embedding: EmbeddingParameters[Declared] = EmbeddingParameters(table, positions)
+    norm = _final_norm(model)
+    depths = tuple(
+        Norm().declare(f"{_prefix(model.num_layers + k)}shared_head.norm", hidden) for k in range(model.mtp_layers)
+    )
+    tied = model.tie_embeddings
+    unembedding = None if tied else ParameterSpec("lm_head.weight", (vocab, hidden), model.init_std, True, 0)
+    head: HeadParameters[Declared] = HeadParameters(unembedding, norm, depths)
     segments = (
-        Segment("embed", "embedding", (UnitSpec("embed", "dense", tuple(tables)),), ("embed",)),
-        *(_block(model, layer) for layer in range(model.num_layers)),
-        *(_module(model, k) for k in range(model.mtp_layers)),
-        Segment("head", "head", (UnitSpec("head", "dense", head_own),), head_units),
+        _segment("embed", "embedding", embedding),
+        *(_block(model, f"b{layer}", layer, kind) for layer, kind in enumerate(layers_of(model)[: model.num_layers])),
+        *(_module(model, k, embedding) for k in range(model.mtp_layers)),
+        _segment("head", "head", head, replace(head, tied=embedding) if tied else head, ("embed",) if tied else ()),
     )
     return tuple(replace(each, own=tuple(_parametrized(model, unit) for unit in each.own)) for each in segments)
+
+
+def bind_weights(segment: Segment, units: Mapping[str, WeightUnit]) -> Any:
+    """The record of weights that the segment's function takes. `units`: by unit name, at least those in `segment.units`."""
+    own = {each.name: units[unit.name] for unit in segment.own for each in unit.parameters}
+
+    def weight(declared: Declared) -> Weight:
+        first, last = (declared, None) if isinstance(declared, ParameterSpec) else (declared[0], declared[-1])
+        unit = own.get(first.name) or units["embed"]
+        return unit.weight(first.name, None if last is None else last.name)
+
+    return mapped(segment.declared, weight)
+
+
+def _final_norm(model: ModelConfig) -> Any:
+    return Norm("rms" if model.norm == "rms" else "layer", model.norm_eps).declare("model.norm", model.hidden_size)
+
+
+def _segment(
+    name: str,
+    kind: Literal["embedding", "block", "head"],
+    own: Any,
+    reads: Any = None,
+    other_units: tuple[str, ...] = (),
+    **what: Any,
+) -> Segment:
+    """`own`: the record of its own parameters; `reads`: of all that its function reads, if others are among them."""
+    parameters = list(declared_in(own))
+    dense = parameters if kind != "block" else _packed(each for each in parameters if each.domain == "dense")
+    units = [UnitSpec(name, "dense", tuple(dense))]
+    experts = tuple(each for each in parameters if each.domain == "expert")
+    if experts:
+        units.append(UnitSpec(f"{name}.experts", "expert", experts))
+    names = (*(unit.name for unit in units), *other_units)
+    return Segment(name, kind, tuple(units), names, declared=own if reads is None else reads, **what)
+
+
+def _prefix(layer: int) -> str:
+    """Prefix of the names of a block's tensors; as in released weights, MTP modules are numbered on from the last block."""
+    return f"model.layers.{layer}."
+
+
+def _widths(model: ModelConfig) -> Widths:
+    return Widths(model.hidden_size, model.init_std, model.init_std / sqrt(2 * model.num_layers))
+
+
+def _block(model: ModelConfig, name: str, layer: int, kind: Layer | None) -> Segment:
+    if kind is None:
+        return _segment(name, "block", _own(model, _prefix(layer)), layer=layer)
+    return _segment(name, "block", kind.declare(_widths(model), _prefix(layer)), layer=layer, layer_kind=kind)
+
+
+def _own(model: ModelConfig, prefix: str) -> OwnParameters[Declared]:
+    """The parameters of a person's own block. Every rank has it unsplit."""
+    return OwnParameters(
+        {
+            each.name: ParameterSpec(prefix + each.name, each.shape, each.init_std, each.weight_decay, None)
+            for each in own_parameters(model)
+        }
+    )
+
+
+def _module(model: ModelConfig, index: int, embedding: EmbeddingParameters[Declared]) -> Segment:
+    """An MTP module (DeepSeek-V3, section 2.2): norms of hidden state and embedding, a projection, a block."""
+    hidden, layer, name = model.hidden_size, model.num_layers + index, f"mtp{index}"
+    prefix, kind = _prefix(layer), layers_of(model)[layer]
+    assert kind is not None
+    projection = replicated(f"{prefix}eh_proj.weight", (hidden, 2 * hidden), model.init_std, "sequence")
+    embedding_norm, hidden_norm = (gain(f"{prefix}{which}.weight", hidden) for which in ("enorm", "hnorm"))
+    own: ModuleParameters[Declared] = ModuleParameters(
+        kind.declare(_widths(model), prefix), projection, embedding_norm, hidden_norm, None
+    )
+    reads = replace(own, embedding=embedding)
+    return _segment(name, "block", own, reads, ("embed",), layer=layer, layer_kind=kind, depth=index + 1)
 
 
 def _parametrized(model: ModelConfig, unit: UnitSpec) -> UnitSpec:
@@ -131,63 +196,9 @@ def _parametrized(model: ModelConfig, unit: UnitSpec) -> UnitSpec:
     return replace(unit, parameters=tuple(found))
 
 
-def _norm(name: str, width: int, summed: Literal["sequence", "always"] = "sequence") -> ParameterSpec:
-    return ParameterSpec(name, (width,), None, False, None, summed=summed)
-
-
-def _norms(model: ModelConfig, name: str) -> list[ParameterSpec]:
-    """A norm of the residual stream: its weight, and for a LayerNorm its bias."""
-    weight = _norm(f"{name}.weight", model.hidden_size)
-    return [weight] if model.norm == "rms" else [weight, _bias(f"{name}.bias", model.hidden_size)]
-
-
-def _bias(name: str, width: int) -> ParameterSpec:
-    """A bias that every tensor-parallel rank holds: of a norm, or of a projection into the residual stream."""
-    return ParameterSpec(name, (width,), 0.0, False, None, summed="sequence")
-
-
-def _block(model: ModelConfig, layer: int) -> Segment:
-    prefix, name = f"model.layers.{layer}.", f"b{layer}"
-    if model.block is not None:
-        return Segment(name, "block", (_own(model, prefix, name),), (name,), layer)
-    moe = model.is_moe(layer)
-    attention = _mla(model, prefix) if model.is_mla else _grouped_attention(model, prefix)
-    norms = [n for name in ("input_layernorm", "post_attention_layernorm") for n in _norms(model, prefix + name)]
-    feed_forward = _routed_feed_forward(model, prefix) if moe else _feed_forward(model, f"{prefix}mlp.", model.ffn_size)
-    dense = sorted((*feed_forward, *attention, *norms), key=_place)
-    own = [UnitSpec(name, "dense", tuple(dense))]
-    if moe:
-        own.append(UnitSpec(f"{name}.experts", "expert", _experts(model, prefix)))
-    return Segment(name, "block", tuple(own), tuple(unit.name for unit in own), layer, moe)
-
-
-def _own(model: ModelConfig, prefix: str, name: str) -> UnitSpec:
-    """The unit of a person's own block. Every rank has it unsplit."""
-    declared = own_parameters(model)
-    parameters = [ParameterSpec(prefix + p.name, p.shape, p.init_std, p.weight_decay, None) for p in declared]
-    return UnitSpec(name, "dense", tuple(sorted(parameters, key=_place)))
-
-
-def _module_prefix(model: ModelConfig, index: int) -> str:
-    """Prefix of an MTP module's tensors; as in released weights, modules are numbered on from the last block."""
-    return f"model.layers.{model.num_layers + index}."
-
-
-def _module(model: ModelConfig, index: int) -> Segment:
-    """An MTP module (DeepSeek-V3, section 2.2): norms of hidden state and embedding, a projection, a block."""
-    hidden, prefix, name = model.hidden_size, _module_prefix(model, index), f"mtp{index}"
-    block = _block(model, model.num_layers + index)
-    projection = ParameterSpec(
-        f"{prefix}eh_proj.weight", (hidden, 2 * hidden), model.init_std, True, None, summed="sequence"
-    )
-    norms = [_norm(f"{prefix}{which}.weight", hidden) for which in ("enorm", "hnorm")]
-    dense, *experts = block.own
-    own = (
-        UnitSpec(name, "dense", tuple(sorted((*dense.parameters, projection, *norms), key=_place))),
-        *(UnitSpec(f"{name}.experts", "expert", unit.parameters) for unit in experts),
-    )
-    units = (*(unit.name for unit in own), "embed")
-    return Segment(name, "block", own, units, block.layer, block.moe, index + 1)
+def _packed(parameters: Iterable[ParameterSpec]) -> list[ParameterSpec]:
+    """In the order in which they lie in their flat buffer."""
+    return sorted(parameters, key=_place)
 
 
 def _place(spec: ParameterSpec) -> float:
@@ -197,85 +208,3 @@ def _place(spec: ParameterSpec) -> float:
     if spec.weight_decay:
         return 1 if spec.kv_heads else {"never": 0, "sequence": 2, "always": 3}[spec.summed]
     return 7 if spec.kv_heads else {"always": 4, "sequence": 5, "never": 6}[spec.summed]
-
-
-def _grouped_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
-    """Grouped-query attention (Ainslie et al. 2023)."""
-    hidden, std = model.hidden_size, model.init_std
-    query, key_value = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    prefix += "self_attn."
-    out = ParameterSpec(f"{prefix}o_proj.weight", (hidden, query), std / sqrt(2 * model.num_layers), True, 1)
-    parameters = [out]
-    for name, rows, shared in (("q_proj", query, False), ("k_proj", key_value, True), ("v_proj", key_value, True)):
-        parameters.append(ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, 0, kv_heads=shared))
-        if model.qkv_bias:
-            parameters.append(ParameterSpec(f"{prefix}{name}.bias", (rows,), 0.0, False, 0, kv_heads=shared))
-    if model.linear_bias:
-        parameters.append(_bias(f"{prefix}o_proj.bias", hidden))
-    if model.qk_norm:
-        parameters += [_norm(f"{prefix}{name}.weight", model.head_dim, "always") for name in ("q_norm", "k_norm")]
-    return parameters
-
-
-def _mla(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
-    """Multi-head latent attention: low-rank projections are replicated, those per head split."""
-    hidden, std, heads = model.hidden_size, model.init_std, model.num_heads
-    rank = model.key_value_rank or 0
-    prefix += "self_attn."
-
-    def down(name: str, rows: int) -> ParameterSpec:
-        return ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, None, summed="sequence")
-
-    def up(name: str, head_rows: tuple[int, ...], columns: int) -> ParameterSpec:
-        shape = (heads * sum(head_rows), columns)
-        return ParameterSpec(f"{prefix}{name}.weight", shape, std, True, 0, head_rows=head_rows)
-
-    residual_std = std / sqrt(2 * model.num_layers)
-    parameters = [
-        ParameterSpec(f"{prefix}o_proj.weight", (hidden, heads * model.value_head_dim), residual_std, True, 1),
-        up("kv_b_proj", (model.nope_head_dim, model.value_head_dim), rank),
-        down("kv_a_proj_with_mqa", rank + model.rope_head_dim),
-        _norm(f"{prefix}kv_a_layernorm.weight", rank),
-    ]
-    if model.query_rank is None:
-        query = heads * model.head_dim
-        return [*parameters, ParameterSpec(f"{prefix}q_proj.weight", (query, hidden), std, True, 0)]
-    return [
-        *parameters,
-        up("q_b_proj", (model.head_dim,), model.query_rank),
-        down("q_a_proj", model.query_rank),
-        _norm(f"{prefix}q_a_layernorm.weight", model.query_rank),
-    ]
-
-
-def _feed_forward(model: ModelConfig, prefix: str, ffn: int) -> list[ParameterSpec]:
-    """SwiGLU (Shazeer 2020), or without a gate the feed-forward of Vaswani et al. 2017, with or without biases."""
-    hidden, std = model.hidden_size, model.init_std
-    residual_std = std / sqrt(2 * model.num_layers)
-    inputs = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
-    parameters = [ParameterSpec(f"{prefix}{name}.weight", (ffn, hidden), std, True, 0) for name in inputs]
-    parameters.append(ParameterSpec(f"{prefix}down_proj.weight", (hidden, ffn), residual_std, True, 1))
-    if model.linear_bias:
-        parameters += [ParameterSpec(f"{prefix}{name}.bias", (ffn,), 0.0, False, 0) for name in inputs]
-        parameters.append(_bias(f"{prefix}down_proj.bias", hidden))
-    return parameters
-
-
-def _routed_feed_forward(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
-    """The dense part of a mixture of experts: the router, which sees each token on one rank alone, and the shared experts."""
-    shape = (model.num_experts, model.hidden_size)
-    parameters = [ParameterSpec(f"{prefix}mlp.gate.weight", shape, model.init_std, True, None, summed="always")]
-    if model.num_shared_experts:
-        ffn = model.num_shared_experts * model.moe_ffn_size
-        parameters += _feed_forward(model, f"{prefix}mlp.shared_experts.", ffn)
-    return parameters
-
-
-def _experts(model: ModelConfig, prefix: str) -> tuple[ParameterSpec, ...]:
-    """Every expert's SwiGLU, stacked: gate_up [experts, 2, ffn, hidden], down [experts, hidden, ffn]."""
-    experts, ffn, hidden, std = model.num_experts, model.moe_ffn_size, model.hidden_size, model.init_std
-    residual_std = std / sqrt(2 * model.num_layers)
-    return (
-        ParameterSpec(f"{prefix}mlp.experts.gate_up_proj", (experts, 2, ffn, hidden), std, True, 2),
-        ParameterSpec(f"{prefix}mlp.experts.down_proj", (experts, hidden, ffn), residual_std, True, 2),
-    )

@@ -4,11 +4,26 @@ Shoeybi et al. 2019, section 3; with `parallel.sequence` also Korthikanti et al.
 microbatch, t the part of them whose hidden states this rank has (t = T without sequence parallelism).
 """
 
-from fourfold.model.environment import Environment, Saved
-from fourfold.model.norm import Normed, Statistics, normalize_again, normalize_backward
+from collections.abc import Callable
+from typing import Protocol
+
+from fourfold.model.environment import Environment
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group, Parallel, Pending
 from fourfold.model.weights import Weight
+
+
+class InputSource(Protocol):
+    """Where the input of a part of a layer came from, for its backward: the residual stream, or a norm of it."""
+
+    def input(self) -> Array:
+        """The input [t, hidden] again, as the forward was given it; to be asked for before `gradient`."""
+        ...
+
+    def gradient(self, combine: Callable[[], Array]) -> Array:
+        """The gradient of the residual stream [t, hidden], that which goes past the part included. `combine` gives the gradient of
+        the input [t, hidden], which may be overwritten, and runs in one fused region with the norm's backward."""
+        ...
 
 
 class Arriving:
@@ -86,38 +101,23 @@ class ColumnInput:
         self._full = self._grad_output = None
 
 
-def norm_linear_backward(
-    env: Environment,
-    norm: Normed,
-    weight: Weight,
-    bias: Weight | None,
-    saved: Saved,
-    which: str,
-    x: Array,
-    grads: list[Array],
+def column_backward(
+    env: Environment, weight: Weight, bias: Weight | None, given: list[Array], source: InputSource
 ) -> Array:
-    """Backward of norm(x) @ weight^T + bias in the residual stream: the gradient of x [t, hidden], the residual's included.
+    """Backward of input @ weight^T + bias: the gradient of the residual stream [t, hidden].
 
-    `grads`: the gradient of the matmul's output [T, out] and of the residual [t, hidden], taken out of the list, so that the first
-    is freed as soon as its last reader has run. `which`: 1 or 2, the norm of the block. Adds the weights' gradients.
+    `given`: the gradient of the matmul's output [T, out], taken out of the list, so that it is freed as soon as its last reader has
+    run. `source`: of the input. Adds the weights' gradients.
     """
-    ops, eps = env.ops, env.model.norm_eps
-    grad_output, residual = grads
-    grads.clear()
-    statistics: Statistics = saved.take(f"statistics_{which}")
-    normed = saved.take_if_kept(f"normed_{which}")
-    if normed is None:
-        normed = normalize_again(ops, x, statistics, norm, eps)
-    inputs = ColumnInput(env, weight, normed)
-    del normed
+    grad_output = given.pop()
+    inputs = ColumnInput(env, weight, source.input())
     arriving = sum_partial(env.gemms.matmul(grad_output, weight.data), env.parallel)
     inputs.add_matmul(grad_output)
-    add_bias(ops, bias, grad_output)
+    add_bias(env.ops, bias, grad_output)
     del inputs, grad_output
     grad = arriving.wait()
     del arriving
-    with ops.fused():
-        return normalize_backward(ops, grad, x, statistics, norm, residual)
+    return source.gradient(lambda: grad)
 
 
 def row_parallel(

@@ -80,12 +80,12 @@ class SegmentRunner:
         arrays = Saved(self.rebuilt(segment), keeps=kept is not None)
         if kept is not None:
             self._live[kept] = arrays
-        return block_forward(self.environment, *self.forward_arguments(segment, m, arrays))
+        return block_forward(segment, self.environment, *self.forward_arguments(segment, m, arrays))
 
     def forward_arguments(self, segment: Segment, m: int, arrays: Saved) -> tuple[Any, ...]:
         """The arguments of a block's forward behind the environment."""
         x, batch = self._live[hidden(segment.name, m)], self._live[buffers.batch(m)]
-        return x, self._weights[segment.name], batch, arrays, self._balancing(segment), segment.depth
+        return x, self._weights[segment.name], batch, arrays, self._balancing(segment)
 
     def rebuilt(self, segment: Segment) -> Iterable[str]:
         """The activations that a segment's backward makes again."""
@@ -113,7 +113,7 @@ class SegmentRunner:
             embedding_backward(self.environment, batch.tokens, upstream, weights, batch.positions)
         else:
             self._live[dhidden(segment.name, m)] = block_backward(
-                self.environment, *self.backward_arguments(segment, m)
+                segment, self.environment, *self.backward_arguments(segment, m)
             )
         self.settle(segment.units)
 
@@ -122,7 +122,7 @@ class SegmentRunner:
         segment, m = self._stages.segments[step.segment or ""], microbatch_of(step)
         with deferring(self._flats[unit] for unit in segment.units) as pending:
             self._live[dhidden(segment.name, m)] = block_backward(
-                self.environment, *self.backward_arguments(segment, m)
+                segment, self.environment, *self.backward_arguments(segment, m)
             )
         self._live[deferred(segment.name, m)] = pending
 
@@ -145,7 +145,7 @@ class SegmentRunner:
         if balancing is not None:  # the loads and losses are recorded already
             balancing = replace(balancing, load=None, losses=torch.zeros_like(self.loss[1:3]))
         if segment.kind == "block":
-            out = block_forward(self.environment, x, weights, batch, arrays, balancing, segment.depth)
+            out = block_forward(segment, self.environment, x, weights, batch, arrays, balancing)
             self._compare(step, f"the output of {segment.name}", out, self._live[hidden(following, m)])
             del out
         before = self._gradient_checksums(segment)
@@ -153,7 +153,7 @@ class SegmentRunner:
             self._flats[unit].begin_gradients()
         if segment.kind == "block":
             upstream = self._live[dhidden(following, m)]
-            grad = block_backward(self.environment, upstream, x, weights, batch, arrays, balancing, segment.depth)
+            grad = block_backward(segment, self.environment, upstream, x, weights, batch, arrays, balancing)
         else:
             _, grad = losses_backward(self.environment, x, batch, weights, self.num_targets)
         self.settle(segment.units)
@@ -173,7 +173,7 @@ class SegmentRunner:
         name, batch = segment.name, self._live[buffers.batch(m)]
         upstream, x = self._live[dhidden(self._stages.following[name], m)], self._live[hidden(name, m)]
         weights, balancing = self._weights[name], self._balancing(segment)
-        return upstream, x, weights, batch, self._live[saved(name, m)], balancing, segment.depth
+        return upstream, x, weights, batch, self._live[saved(name, m)], balancing
 
     def allocate_gradients(self, step: Instruction) -> None:
         """Allocates the gradients that a pass writes, where they are not there."""

@@ -23,7 +23,7 @@ class PartRunner:
         segment, m = self._stages.segments[step.segment or ""], microbatch_of(step)
         arrays = Saved(self._compute.rebuilt(segment), keeps=self._stages.policies[segment.name] != "full")
         given = self._compute.forward_arguments(segment, m, arrays)
-        run = PassInParts(self._compute.environment, lambda env: block_forward_parts(env, *given), arrays)
+        run = PassInParts(self._compute.environment, lambda env: block_forward_parts(segment, env, *given), arrays)
         run.advance()
         self._live[dispatched(segment.name, m)] = run
 
@@ -44,7 +44,7 @@ class PartRunner:
         """The first part of a backward, which adds to no gradient."""
         segment, m = self._stages.segments[step.segment or ""], microbatch_of(step)
         given = self._compute.backward_arguments(segment, m)
-        run = PassInParts(self._compute.environment, lambda env: block_backward_parts(env, *given))
+        run = PassInParts(self._compute.environment, lambda env: block_backward_parts(segment, env, *given))
         run.advance()
         self._live[dispatched(segment.name, m, gradient=True)] = run
 

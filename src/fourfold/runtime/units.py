@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +11,9 @@ from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout import FlatLayout
 from fourfold.layout.flat import shard_index
 from fourfold.layout.mesh import axes_name
-from fourfold.model.binding import bind_weights
+from fourfold.model.spec import bind_weights
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.weights import FlatUnit, Weights
+from fourfold.model.weights import FlatUnit
 from fourfold.program.capabilities import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -139,14 +140,14 @@ def flat_units(units: dict[str, Unit]) -> dict[str, FlatUnit]:
     return {name: FlatUnit(unit.flat.parameters, unit.params, unit.grad) for name, unit in units.items()}
 
 
-def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:
+def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Any]:
     """The weights of each segment's function. They are views that stay valid through gathers and frees."""
     weights = {}
     for segment in view.segments:
         freed = [t for name in segment.units for t in (units[name].params, units[name].grad) if not is_live(t)]
         for tensor in freed:  # a view can only be taken of storage that is there
             set_storage(tensor, live=True)
-        weights[segment.name] = bind_weights(segment, view.spec.model, flats)
+        weights[segment.name] = bind_weights(segment, flats)
         for tensor in freed:
             set_storage(tensor, live=False)
     return weights

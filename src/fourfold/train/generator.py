@@ -14,7 +14,6 @@ from fourfold.checkpoint import ParameterReader
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure
 from fourfold.model import torch_operations
-from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_forward
 from fourfold.model.embedding import embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
@@ -22,9 +21,9 @@ from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.rope_tables import rope_tables
-from fourfold.model.spec import ParameterSpec, build_segments
+from fourfold.model.spec import ParameterSpec, bind_weights, build_segments
 from fourfold.model.visible import Visible
-from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
+from fourfold.model.weights import FlatUnit
 
 CPU = torch.device("cpu")
 
@@ -68,13 +67,14 @@ class Generator:
         for unit in (unit for segment in segments for unit in segment.own):
             flat = torch.cat([_read(reader, spec).float().reshape(-1).to(device) for spec in unit.parameters])
             units[unit.name] = FlatUnit(unit.parameters, flat, flat)
-        self._weights = [bind_weights(segment, model, units) for segment in segments]
+        self._segments = segments
+        self._weights = [bind_weights(segment, units) for segment in segments]
         names = [balance_bias_extra(segment.layer or 0) for segment in segments if segment.kind == "block"]
         self._biases = [reader.extra(name).float().to(device) if name in reader.extras else None for name in names]
         self._angles = rope_tables(model, most, torch.float32, device)
         self._caches = [KeyValueCache(most) for _ in self._biases]
         self._read: list[int] = []
-        self._keeps = not any(isinstance(weights, OwnWeights) for weights in self._weights)
+        self._keeps = model.block is None
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> Tensor:
@@ -108,15 +108,14 @@ class Generator:
         cos, sin = (table[first : first + len(tokens)].unsqueeze(-2) for table in self._angles)
         batch = Microbatch(row, row[0], cos, sin)
         embedding, *blocks, head = self._weights
-        assert isinstance(embedding, EmbeddingWeights)
-        assert isinstance(head, HeadWeights)
         env = Environment(torch_operations, self._model)
         positions = torch.arange(first, first + len(tokens), device=self._device).unsqueeze(0)
         x = embedding_forward(env, batch.tokens, embedding, positions)
-        for block, bias, cache in zip(blocks, self._biases, self._caches, strict=True):
-            assert isinstance(block, BlockWeights | OwnWeights)
+        for segment, block, bias, cache in zip(self._segments[1:-1], blocks, self._biases, self._caches, strict=True):
             own = replace(env, ops=cache.operations) if self._keeps else env
-            x = block_forward(own, x, block, batch, Saved(keeps=False), Balancing(1, len(tokens), 1, bias=bias))
+            x = block_forward(
+                segment, own, x, block, batch, Saved(keeps=False), Balancing(1, len(tokens), 1, bias=bias)
+            )
         return head_logits(env, x[-1:], head)[0]
 
 

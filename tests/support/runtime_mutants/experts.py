@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fourfold.model.experts import feed_forward
 from fourfold.model.experts.shared import own_tokens
+from fourfold.model.kinds import routed
 from fourfold.model.tensor_parallel import Arriving
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.routers import Routers
@@ -80,7 +80,7 @@ def every_rank_routes_the_first_tokens() -> Iterator[None]:
 @mutant
 def the_balance_loss_counts_a_ranks_own_tokens() -> Iterator[None]:
     def make(original: Any) -> Any:
-        return lambda env, choice, balancing: original(env, choice, replace(balancing, groups=()))
+        return lambda env, choice, balancing, *rest: original(env, choice, replace(balancing, groups=()), *rest)
 
     with everywhere("count_choices", make):
         yield
@@ -110,7 +110,7 @@ def parts_of_an_expert_are_not_summed() -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda x, group: original(x, group) if group is None else Arriving(part_of(x, group))
 
-    with replaced(feed_forward, "scatter_over", make):
+    with replaced(routed, "scatter_over", make):
         yield
 
 

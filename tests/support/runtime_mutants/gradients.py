@@ -121,7 +121,7 @@ def the_heads_share_of_a_tied_table_is_lost() -> Iterator[None]:
         def backward(env: Any, x: Any, targets: Any, weights: Any, *rest: Any) -> Any:
             table = weights.unembedding
             lost = type(table)(table.data, torch.zeros_like(table.grad))
-            return original(env, x, targets, replace(weights, unembedding=lost), *rest)
+            return original(env, x, targets, replace(weights, table=lost, tied=None), *rest)
 
         return backward
 

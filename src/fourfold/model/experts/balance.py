@@ -7,9 +7,8 @@ gradient is reduced by a sum.
 
 from dataclasses import dataclass
 
-from fourfold.config import ModelConfig
 from fourfold.model.environment import Environment
-from fourfold.model.experts.router import Choice, probabilities, probabilities_backward
+from fourfold.model.experts.router import Choice, Routing, probabilities, probabilities_backward
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Group
 from fourfold.model.tensor_parallel import Arriving
@@ -34,14 +33,14 @@ class Balancing:
     losses: Array | None = None
 
 
-def count_choices(env: Environment, choice: Choice, balancing: Balancing) -> Arriving | None:
+def count_choices(env: Environment, choice: Choice, balancing: Balancing, routing: Routing) -> Arriving | None:
     """Records the load; for the balance loss, starts counting how many tokens of each full sequence chose each expert:
     [sequences, experts] int64."""
     ops, chosen = env.ops, choice.experts.view(-1)
     if balancing.load is not None:
         with ops.fused():
             balancing.load.scatter_add_(0, chosen, balancing.load.new_ones(chosen.shape))
-    if not env.model.balance_loss:
+    if not routing.balance_loss:
         return None
     experts = choice.logits.shape[1]
     with ops.fused():
@@ -64,23 +63,25 @@ def _sequence_of(env: Environment, choice: Choice, balancing: Balancing) -> Arra
     return own // (tokens * ranks // balancing.sequences)
 
 
-def balance_gradient(env: Environment, choice: Choice, scores: Array, counts: Array, balancing: Balancing) -> Array:
+def balance_gradient(
+    env: Environment, choice: Choice, scores: Array, counts: Array, balancing: Balancing, routing: Routing
+) -> Array:
     """Gradient of the scores [n, experts] by the balance loss: per sequence sum_i f_i P_i, f_i = experts / (top_k T) x the number
     of its T tokens that chose i (constant), P_i = the mean probability of i (DeepSeek-V3, equations 17 to 20; with softmax
     Fedus et al. 2022, equations 4 to 6, a sequence)."""
-    model, length = env.model, balancing.sequence_length
-    frequency = counts.to(scores.dtype) * (counts.shape[1] / (model.top_k * length))
-    weight = model.balance_loss / (balancing.global_sequences * length)
+    length = balancing.sequence_length
+    frequency = counts.to(scores.dtype) * (counts.shape[1] / (routing.top_k * length))
+    weight = routing.balance_loss / (balancing.global_sequences * length)
     grad = env.ops.take(frequency.mul_(weight), _sequence_of(env, choice, balancing))
     if balancing.losses is not None:
-        balancing.losses[0].add_((grad * probabilities(scores, model)).sum())
-    return probabilities_backward(grad, scores, model)
+        balancing.losses[0].add_((grad * probabilities(scores, routing)).sum())
+    return probabilities_backward(grad, scores, routing)
 
 
-def z_gradient(choice: Choice, balancing: Balancing, model: ModelConfig) -> Array:
+def z_gradient(choice: Choice, balancing: Balancing, routing: Routing) -> Array:
     """Gradient of the logits [n, experts] by the mean over all tokens of logsumexp(logits) squared (Zoph et al. 2022, eq. 5)."""
     level = choice.logits.logsumexp(-1, keepdim=True)
-    weight = model.z_loss / (balancing.global_sequences * balancing.sequence_length)
+    weight = routing.z_loss / (balancing.global_sequences * balancing.sequence_length)
     if balancing.losses is not None:
         balancing.losses[1].add_(level.square().sum(), alpha=weight)
     return (choice.logits - level).exp_().mul_(level.mul_(2 * weight))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 
-from fourfold.config import ModelConfig
-from fourfold.model.experts.router import Choice
+from fourfold.model.experts.router import Choice, Routing
 from fourfold.model.operations import Array, Groups, Operations
 from fourfold.model.parallel import Group, Pending
 
@@ -50,24 +49,24 @@ class Transfer:
         return self._finish(received)
 
 
-def keep_within_capacity(ops: Operations, choice: Choice, model: ModelConfig) -> Array:
+def keep_within_capacity(ops: Operations, choice: Choice, routing: Routing) -> Array:
     """The experts [n, top_k] of a rank's n tokens, `num_experts` (none) where an expert already has
     ceil(capacity_factor x top_k x n / num_experts) tokens before, by position (Lepikhin et al. 2020, algorithm 1)."""
-    if model.capacity_factor is None:
+    if routing.capacity_factor is None:
         return choice.experts
     with ops.fused():
-        return _kept(ops, choice, model, model.capacity_factor)
+        return _kept(ops, choice, routing, routing.capacity_factor)
 
 
-def _kept(ops: Operations, choice: Choice, model: ModelConfig, capacity_factor: float) -> Array:
+def _kept(ops: Operations, choice: Choice, routing: Routing, capacity_factor: float) -> Array:
     flat = choice.experts.view(-1)
-    capacity = ceil(capacity_factor * flat.numel() / model.num_experts)
+    capacity = ceil(capacity_factor * flat.numel() / routing.num_experts)
     by_expert = flat.argsort(stable=True)
-    counts = _count(flat, model.num_experts)
+    counts = _count(flat, routing.num_experts)
     starts = counts.cumsum(0) - counts
     experts = ops.take(flat, by_expert)
     place = ops.arange(0, flat.numel(), flat) - ops.take(starts, experts)
-    kept = ops.where(place < capacity, experts, model.num_experts)
+    kept = ops.where(place < capacity, experts, routing.num_experts)
     return flat.new_empty(flat.shape).scatter_(0, by_expert, kept).view_as(choice.experts)
 
 

@@ -3,11 +3,31 @@
 import math
 from dataclasses import dataclass
 
-from fourfold.config import ModelConfig
 from fourfold.model.operations import Array, Operations
 
 EPSILON = 1e-20
 """Added to a sum of sigmoid scores before dividing by it, as in the released DeepSeek-V3."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How tokens find their experts. Each passes `top_k` of `num_experts`."""
+
+    num_experts: int
+    top_k: int
+    router: str = "softmax"
+    """`softmax` (Mixtral, Qwen3-MoE) or `sigmoid` (DeepSeek-V3) scores."""
+    normalize_top_k: bool = True
+    """Whether a token's chosen scores are divided by their sum."""
+    routed_scaling: float = 1.0
+    num_expert_groups: int = 1
+    top_groups: int = 1
+    balance_loss: float = 0.0
+    """Weight of the sequence-wise load-balancing loss."""
+    z_loss: float = 0.0
+    """Weight of the router z-loss."""
+    capacity_factor: float | None = None
+    """Limit of an expert's tokens of a rank's microbatch: capacity_factor x top_k x tokens / num_experts. None: dropless."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +39,7 @@ class Choice:
     weights: Array
 
 
-def choose(ops: Operations, x: Array, router: Array, bias: Array | None, model: ModelConfig) -> Choice:
+def choose(ops: Operations, x: Array, router: Array, bias: Array | None, routing: Routing) -> Choice:
     """x [n, hidden], router [experts, hidden] -> the `top_k` experts of every token.
 
     Softmax (Mixtral, Qwen3-MoE): the highest probabilities, divided by their sum where `normalize_top_k`. Sigmoid (DeepSeek-V3,
@@ -28,65 +48,65 @@ def choose(ops: Operations, x: Array, router: Array, bias: Array | None, model: 
     """
     logits = ops.linear(ops.upcast(x), ops.upcast(router))
     with ops.fused():
-        scores = score(logits, model)
-        experts = _select(ops, scores, bias, model)
-        return Choice(logits, experts, _weigh(scores.gather(1, experts), model))
+        scores = score(logits, routing)
+        experts = _select(ops, scores, bias, routing)
+        return Choice(logits, experts, _weigh(scores.gather(1, experts), routing))
 
 
-def score(logits: Array, model: ModelConfig) -> Array:
+def score(logits: Array, routing: Routing) -> Array:
     """Every expert's score for every token [n, experts]."""
-    return logits.sigmoid() if model.router == "sigmoid" else logits.softmax(-1)
+    return logits.sigmoid() if routing.router == "sigmoid" else logits.softmax(-1)
 
 
-def _select(ops: Operations, scores: Array, bias: Array | None, model: ModelConfig) -> Array:
-    if model.router == "softmax":
-        return ops.top_indices(scores, model.top_k)
+def _select(ops: Operations, scores: Array, bias: Array | None, routing: Routing) -> Array:
+    if routing.router == "softmax":
+        return ops.top_indices(scores, routing.top_k)
     preference = scores if bias is None else scores + bias
-    if model.num_expert_groups > 1:
-        grouped = preference.view(len(scores), model.num_expert_groups, -1)
-        best = ops.top_indices(ops.top_values(grouped, 2).sum(-1), model.top_groups)
+    if routing.num_expert_groups > 1:
+        grouped = preference.view(len(scores), routing.num_expert_groups, -1)
+        best = ops.top_indices(ops.top_values(grouped, 2).sum(-1), routing.top_groups)
         shut = grouped.new_ones(grouped.shape[:2], dtype=ops.boolean).scatter_(1, best, False)
         preference = grouped.masked_fill(shut.unsqueeze(-1), -math.inf).view_as(scores)
-    return ops.top_indices(preference, model.top_k)
+    return ops.top_indices(preference, routing.top_k)
 
 
-def _weigh(chosen: Array, model: ModelConfig) -> Array:
+def _weigh(chosen: Array, routing: Routing) -> Array:
     """Scores of the chosen experts [n, top_k] -> weights."""
-    if model.normalize_top_k:
-        chosen = chosen / _total(chosen, model)
-    return chosen * model.routed_scaling
+    if routing.normalize_top_k:
+        chosen = chosen / _total(chosen, routing)
+    return chosen * routing.routed_scaling
 
 
-def _total(scores: Array, model: ModelConfig) -> Array:
+def _total(scores: Array, routing: Routing) -> Array:
     total = scores.sum(-1, keepdim=True)
-    return total + EPSILON if model.router == "sigmoid" else total
+    return total + EPSILON if routing.router == "sigmoid" else total
 
 
-def weights_backward(choice: Choice, scores: Array, grad_weights: Array, model: ModelConfig) -> Array:
+def weights_backward(choice: Choice, scores: Array, grad_weights: Array, routing: Routing) -> Array:
     """Gradient of all scores [n, experts] from that of the chosen weights [n, top_k]."""
-    grad = grad_weights * model.routed_scaling
-    if model.normalize_top_k:
+    grad = grad_weights * routing.routed_scaling
+    if routing.normalize_top_k:
         chosen = scores.gather(1, choice.experts)
-        total = _total(chosen, model)
+        total = _total(chosen, routing)
         grad = (grad - (grad * chosen).sum(-1, keepdim=True) / total) / total
     return scores.new_zeros(scores.shape).scatter_(1, choice.experts, grad)
 
 
-def probabilities(scores: Array, model: ModelConfig) -> Array:
+def probabilities(scores: Array, routing: Routing) -> Array:
     """Scores that sum to one over the experts (DeepSeek-V3, equation 19)."""
-    return scores if model.router == "softmax" else scores / _total(scores, model)
+    return scores if routing.router == "softmax" else scores / _total(scores, routing)
 
 
-def probabilities_backward(grad: Array, scores: Array, model: ModelConfig) -> Array:
+def probabilities_backward(grad: Array, scores: Array, routing: Routing) -> Array:
     """Gradient of the scores from that of `probabilities`, both [n, experts]."""
-    if model.router == "softmax":
+    if routing.router == "softmax":
         return grad
-    total = _total(scores, model)
+    total = _total(scores, routing)
     return (grad - (grad * scores).sum(-1, keepdim=True) / total) / total
 
 
-def score_backward(grad: Array, scores: Array, model: ModelConfig) -> Array:
+def score_backward(grad: Array, scores: Array, routing: Routing) -> Array:
     """Gradient of the logits from that of the scores, both [n, experts]."""
-    if model.router == "sigmoid":
+    if routing.router == "sigmoid":
         return grad * scores * (1 - scores)
     return scores * (grad - (grad * scores).sum(-1, keepdim=True))

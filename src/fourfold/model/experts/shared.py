@@ -1,14 +1,15 @@
 """The shared experts: one SwiGLU that every token passes, split over `tp` by columns, then rows; and how its sum is joined."""
 
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_by_blocks
+from fourfold.model.kinds.feed_forward import GatedParameters
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Parallel
+from fourfold.model.swiglu import swiglu, swiglu_again, swiglu_backward_by_blocks
 from fourfold.model.tensor_parallel import Arriving, ColumnInput, sum_partial
-from fourfold.model.weights import FeedForwardWeights
+from fourfold.model.weights import Weight
 
 
-def shared_forward(env: Environment, given: list[Arriving], w: FeedForwardWeights, saved: Saved) -> Arriving:
+def shared_forward(env: Environment, given: list[Arriving], w: GatedParameters[Weight], saved: Saved) -> Arriving:
     """This rank's part of the sum over `tp` [T, hidden], begun where tokens are split. `given`: x [T, hidden], taken out of
     the list."""
     ops = env.ops
@@ -20,7 +21,9 @@ def shared_forward(env: Environment, given: list[Arriving], w: FeedForwardWeight
     return begin_sum(env.gemms.linear(down_input, w.down.data), env.parallel)
 
 
-def shared_backward(env: Environment, grad: Arriving, normed: Array, w: FeedForwardWeights, saved: Saved) -> Arriving:
+def shared_backward(
+    env: Environment, grad: Arriving, normed: Array, w: GatedParameters[Weight], saved: Saved
+) -> Arriving:
     """grad [T, hidden], normed [t, hidden] -> this rank's part of the gradient of normed, its sum over `tp` begun if tokens are
     split (else `join` ends it). Adds the weights' gradients."""
     ops = env.ops

@@ -2,22 +2,23 @@
 
 from collections.abc import Callable
 
-from fourfold.model.feed_forward import swiglu, swiglu_backward_
 from fourfold.model.operations import Array, Groups, Operations
-from fourfold.model.weights import RoutedWeights, Weight
+from fourfold.model.swiglu import swiglu, swiglu_backward_
+from fourfold.model.weights import Weight
 
 
 def experts_forward(
-    ops: Operations, rows: Array, scale: Array, w: RoutedWeights, groups: Groups
+    ops: Operations, rows: Array, scale: Array, gate_up: Weight, down: Weight, groups: Groups
 ) -> tuple[Array, Array]:
-    """rows [m, hidden] sorted by expert, scale [m] their routing weights -> (output [m, hidden], gate_up [m, 2 ffn]).
+    """rows [m, hidden] sorted by expert, scale [m] their routing weights -> (output [m, hidden], gate and up [m, 2
+    ffn]).
 
     The weight scales the gated product, so that its gradient needs no output: nothing of the way back is kept.
     """
-    gate_up = ops.grouped_matmul(rows, w.gate_up.data.flatten(1, 2).transpose(1, 2), groups)
+    activations = ops.grouped_matmul(rows, gate_up.data.flatten(1, 2).transpose(1, 2), groups)
     with ops.fused("experts"):
-        down_input = weighted(ops, gate_up, scale)
-    return ops.grouped_matmul(down_input, w.down.data.transpose(1, 2), groups), gate_up
+        down_input = weighted(ops, activations, scale)
+    return ops.grouped_matmul(down_input, down.data.transpose(1, 2), groups), activations
 
 
 def weighted(ops: Operations, gate_up: Array, weights: Array) -> Array:
@@ -28,35 +29,36 @@ def weighted(ops: Operations, gate_up: Array, weights: Array) -> Array:
 
 
 def experts_backward(
-    ops: Operations, given: list[Array], scale: Array, w: RoutedWeights, groups: Groups
+    ops: Operations, given: list[Array], scale: Array, weights: tuple[Weight, Weight], groups: Groups
 ) -> tuple[Array, Array, Callable[[], None]]:
     """Gradients of rows [m, hidden] and scale [m], and the gate and up gradient yet to be added, which can run while the
-    others travel. The down gradient is added. `given`: the gradient of the output [m, hidden], rows [m, hidden] and gate_up
-    [m, 2 ffn], taken out of the list; gate_up is overwritten."""
-    grad, rows, gate_up = given
+    others travel. The down gradient is added. `given`: the gradient of the output [m, hidden], rows [m, hidden], and gate and
+    up [m, 2 ffn], which are overwritten; taken out of the list. `weights`: gate and up, down."""
+    grad, rows, activations = given
     given.clear()
-    grad_down_input = ops.grouped_matmul(grad, w.down.data, groups)
+    gate_up, down = weights
+    grad_down_input = ops.grouped_matmul(grad, down.data, groups)
     if ops.pointwise is not None:
         with ops.fused("experts"):
-            down_input, grad_scale = ops.pointwise.weighted_backward_(grad_down_input, gate_up, scale)
+            down_input, grad_scale = ops.pointwise.weighted_backward_(grad_down_input, activations, scale)
             del grad_down_input
-        add_grouped_matmul(ops, w.down, grad, down_input, groups)
+        add_grouped_matmul(ops, down, grad, down_input, groups)
         del down_input, grad
     else:
-        gate, up = gate_up.chunk(2, dim=-1)
+        gate, up = activations.chunk(2, dim=-1)
         column = scale.unsqueeze(-1)
         with ops.fused("experts"):
             activated = ops.silu(gate)
             down_input = activated * up
             grad_scale = (grad_down_input * down_input).sum(-1, dtype=scale.dtype)
             down_input.mul_(column)
-        add_grouped_matmul(ops, w.down, grad, down_input, groups)
+        add_grouped_matmul(ops, down, grad, down_input, groups)
         del down_input, grad
         with ops.fused("experts"):
-            swiglu_backward_(ops, [grad_down_input.mul_(column), activated], gate_up)
+            swiglu_backward_(ops, [grad_down_input.mul_(column), activated], activations)
             del grad_down_input, activated
-    grad_rows = ops.grouped_matmul(gate_up, w.gate_up.data.flatten(1, 2), groups)
-    return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, w.gate_up, gate_up, rows, groups)
+    grad_rows = ops.grouped_matmul(activations, gate_up.data.flatten(1, 2), groups)
+    return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, gate_up, activations, rows, groups)
 
 
 def add_grouped_matmul(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:

@@ -4,16 +4,28 @@ Under context parallelism every rank computes the full sequence and keeps its ow
 are sharded, and so are the hidden states between blocks; the block's own computation is not.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
+from fourfold.model.parameter import Parameters
 from fourfold.model.tensor_parallel import gather_over, scatter_over
-from fourfold.model.weights import OwnWeights
+from fourfold.model.weights import Weight
+
+T = TypeVar("T")
 
 
-def own_forward(env: Environment, x: Array, w: OwnWeights, batch: Microbatch, saved: Saved) -> Array:
+@dataclass(frozen=True)
+class OwnParameters(Parameters[T]):
+    """A person's own block: its parameters by the names that it declares."""
+
+    parameters: Mapping[str, T]
+
+
+def own_forward(env: Environment, x: Array, w: OwnParameters[Weight], batch: Microbatch, saved: Saved) -> Array:
     """x [t, hidden] -> [t, hidden]. Keeps autograd's graph."""
     group, sequences = _group(env), batch.tokens.shape[0]
     inputs = [x.view(sequences, -1, x.shape[-1]), batch.cos, batch.sin]
@@ -30,7 +42,7 @@ def own_forward(env: Environment, x: Array, w: OwnWeights, batch: Microbatch, sa
     return out.view(-1, out.shape[-1])
 
 
-def own_backward(env: Environment, grad: Array, w: OwnWeights, batch: Microbatch, saved: Saved) -> Array:
+def own_backward(env: Environment, grad: Array, w: OwnParameters[Weight], batch: Microbatch, saved: Saved) -> Array:
     """The gradient of x [t, hidden] from that of the output. Adds the weights' gradients, at once even where others are deferred:
     one pass over autograd's graph gives both."""
     group, sequences = _group(env), batch.tokens.shape[0]

@@ -1,0 +1,69 @@
+"""The layers of a model, from the keys of its run file."""
+
+from functools import lru_cache
+
+from fourfold.config import ModelConfig
+from fourfold.model.experts.router import Routing
+from fourfold.model.kinds.attention import GroupedAttention
+from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
+from fourfold.model.kinds.mla import MLA
+from fourfold.model.kinds.routed import RoutedFeedForward
+from fourfold.model.layer import FeedForward, Layer, Mixer
+from fourfold.model.norm import Norm
+from fourfold.model.rope import score_scale
+
+
+@lru_cache(maxsize=64)
+def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
+    """The layers in order, and behind them those of the MTP modules. Equal ones are one object. None: a person's own block."""
+    number = model.num_layers + model.mtp_layers
+    if model.block is not None:
+        return (None,) * number
+    made: dict[Layer, Layer] = {}
+    norm, mixer = Norm("rms" if model.norm == "rms" else "layer", model.norm_eps), _mixer(model)
+    layers = (Layer(mixer, _feed_forward(model, layer), norm) for layer in range(number))
+    return tuple(made.setdefault(layer, layer) for layer in layers)
+
+
+def _mixer(model: ModelConfig) -> Mixer:
+    if model.key_value_rank is not None:
+        return MLA(
+            num_heads=model.num_heads,
+            key_value_rank=model.key_value_rank,
+            rope_head_dim=model.rope_head_dim,
+            nope_head_dim=model.nope_head_dim,
+            value_head_dim=model.value_head_dim,
+            query_rank=model.query_rank,
+            interleave=model.rope_interleave,
+            score_scale=score_scale(model),
+        )
+    return GroupedAttention(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        qkv_bias=model.qkv_bias,
+        output_bias=model.linear_bias,
+        qk_norm=model.qk_norm,
+        norm_eps=model.norm_eps,
+        rotated=model.positions == "rope",
+    )
+
+
+def _feed_forward(model: ModelConfig, layer: int) -> FeedForward:
+    if model.is_moe(layer):
+        routing = Routing(
+            num_experts=model.num_experts,
+            top_k=model.top_k,
+            router=model.router,
+            normalize_top_k=model.normalize_top_k,
+            routed_scaling=model.routed_scaling,
+            num_expert_groups=model.num_expert_groups,
+            top_groups=model.top_groups,
+            balance_loss=model.balance_loss,
+            z_loss=model.z_loss,
+            capacity_factor=model.capacity_factor,
+        )
+        return RoutedFeedForward(model.moe_ffn_size, routing, model.num_shared_experts)
+    if model.gated:
+        return GatedFeedForward(model.ffn_size)
+    return PlainFeedForward(model.ffn_size, model.activation, model.linear_bias)
