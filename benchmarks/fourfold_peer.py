@@ -10,6 +10,7 @@ from fourfold.kernels.matmul.libraries import by_onednn, faster_by_onednn, measu
 from fourfold.layout import FlatLayout, Layout, resolve_layout
 from fourfold.model import torch_operations
 from fourfold.model.environment import Microbatch
+from fourfold.model.layers import ropes_of
 from fourfold.model.operations import Operations
 from fourfold.model.rope_tables import rope_tables
 from fourfold.program import lower_step, rank_view, resolve_step
@@ -18,6 +19,7 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, shard_pieces
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import build_units, share_parameters
+from fourfold.train.feed import RotaryTables
 from peers import BETAS, CLIP_NORM, EPS, WEIGHT_DECAY, Peer
 from plain_llama import Shape
 
@@ -69,7 +71,8 @@ class Fourfold(Peer):
         if chooses_matmuls:
             operations = by_onednn(operations, faster_by_onednn(measure(step_matmuls(self.program), processor_clock)))
         self.executor = Executor(view, units, self.groups, config.optimizer, device, self.rank, operations=operations)
-        self.tables = rope_tables(resolved, length, torch.float32, device)
+        ropes = {rope: rope_tables(rope, length, torch.float32, device) for rope in ropes_of(resolved)}
+        self.tables = RotaryTables(device, ropes)
 
     def data(self, tokens: Tensor, targets: Tensor) -> "OwnPart":
         """Inputs of the executor in a step on this batch."""
@@ -97,20 +100,18 @@ class OwnPart:
         self,
         tokens: Tensor,
         targets: Tensor,
-        tables: tuple[Tensor, Tensor],
+        tables: RotaryTables,
         rows: list[range],
         columns: Tensor | None,
     ):
-        self.tokens, self.targets, self.tables, self.rows = tokens, targets, tables, rows
+        self.tokens, self.targets, self.rows, self.rope = tokens, targets, rows, tables.at(columns)
         if columns is not None:
             self.tokens, self.targets = tokens[:, columns], targets[:, columns]
-            self.tables = tables[0][columns], tables[1][columns]
         self.num_targets = sum(len(part) for part in rows) * self.targets.shape[1]
 
     def load(self, microbatch: int) -> Microbatch:
         rows = slice(self.rows[microbatch].start, self.rows[microbatch].stop)
-        cos, sin = (table.unsqueeze(-2) for table in self.tables)
-        return Microbatch(self.tokens[rows], self.targets[rows], cos, sin)
+        return Microbatch(self.tokens[rows], self.targets[rows], self.rope)
 
 
 def run_table(shape: Shape, layout: dict, sequences: int, length: int, learning_rate: float) -> dict:

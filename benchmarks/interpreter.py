@@ -113,7 +113,7 @@ def interpreter_seconds(name: str, folder: Path) -> tuple[int, float]:
     tensors = build_units(view, rank, config.optimizer, device, lambda flat, index, out: None)
     board = ProgressBoard(folder, rank)
     executor = Executor(view, tensors, groups, config.optimizer, device, rank, board.record)
-    batch = Microbatch(*(torch.zeros(1, 8) for _ in range(4)))
+    batch = Microbatch(torch.zeros(1, 8), torch.zeros(1, 8), {})
     data = SimpleNamespace(num_targets=8, load=lambda microbatch: batch)
     clock, seconds = StepClock(device), []
     for step in range(WARMUP + STEPS):

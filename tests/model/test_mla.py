@@ -1,6 +1,7 @@
 """Multi-head latent attention against transformers' DeepSeek-V3, alone and split over ranks."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from fourfold.model.environment import Environment
 from fourfold.model.footprint import Shape
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.layer import Half, HalfSource
+from fourfold.model.layers import ropes_of
 from fourfold.model.recorded_rank import RecordedRank
-from fourfold.model.rope import rotate_, table_scale
+from fourfold.model.rope import rotate_
 from fourfold.model.rope_tables import scale_yarn
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
@@ -183,8 +185,8 @@ def test_yarn_tables_are_those_of_transformers(mscale: float | None, all_dim: fl
     model = replace(DEEPSEEK, rope_head_dim=64, yarn_scaling=scaling)
     rotary = reference.DeepseekV3RotaryEmbedding(_config(model))
     plain = 1.0 / model.rope_theta ** (torch.arange(0, 64, 2).float() / 64)
-    torch.testing.assert_close(scale_yarn(plain, model), rotary.inv_freq, rtol=1e-6, atol=0)
-    assert table_scale(model) == pytest.approx(rotary.attention_scaling, rel=1e-12)
+    torch.testing.assert_close(scale_yarn(plain, scaling, model.rope_theta), rotary.inv_freq, rtol=1e-6, atol=0)
+    assert ropes_of(model)[0].table_scale == pytest.approx(rotary.attention_scaling, rel=1e-12)
     assert not torch.allclose(plain, rotary.inv_freq)
 
 
@@ -200,7 +202,7 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     bound, layer, mixer = mla_weights(weights), mla_layer(model), mla_mixer(model)
     env, batch, saved = Environment(torch_operations, model), microbatch(model, 4, 64, dtype), rebuilding(keep)
     x, residual = random(256, 48).to(dtype), random(256, 48, seed=3).to(dtype)
-    constant = [x, residual, batch.tokens, batch.cos, batch.sin]
+    constant = [x, residual, batch.tokens, *chain(*batch.rope.values())]
     tracker = MemoryTracker()
     for tensor in (*constant, *(w.data for w in weights.values()), *(w.grad for w in weights.values())):
         tracker.watch(tensor)

@@ -16,7 +16,7 @@ from fourfold.model.experts.parts import run_through
 from fourfold.model.kinds.attention import GroupedAttention, output_backward, output_forward
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.layer import Half, HalfSource, Layer, LayerParameters
-from fourfold.model.layers import layers_of
+from fourfold.model.layers import layers_of, ropes_of
 from fourfold.model.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from fourfold.model.rope import rotate_, rotate_into
 from fourfold.model.rope_tables import rope_tables
@@ -106,7 +106,7 @@ def _leaves(record: Any) -> dict[str, Weight]:
 
 
 def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
-    cos, sin = rope_tables(model, length, torch.float64, torch.device("cpu"))
+    cos, sin = rope_tables(ropes_of(model)[0], length, torch.float64, torch.device("cpu"))
     return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_memory_is_that_of_a_run(name: str) -> None:
 
     x, upstream, saved = rank._hidden(), rank._hidden(), rebuilding(True)
     weights = [tensor for unit in rank.units.values() for tensor in (unit.parameters, unit.gradients)]
-    outside = [x, upstream, rank.batch.cos, rank.batch.sin, *weights]
+    outside = [x, upstream, *chain(*rank.batch.rope.values()), *weights]
     with MemoryTracker() as tracker:
         for tensor in outside:
             tracker.watch(tensor)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from fourfold.config import ModelConfig
 from fourfold.config.model_section import RopeScaling
+from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
 from tests.support.plain_model import PlainModel, random_tokens, transformers_model
 from tests.support.reference_names import view_of
@@ -83,8 +84,8 @@ def test_rope_scaling_changes_the_angles_that_it_should() -> None:
     scaled = replace(MODELS["llama 3.1, wide heads"], rope_scaling=scaling)
     plain = replace(scaled, rope_scaling=None)
     device = torch.device("cpu")
-    with_scaling = rope_tables(scaled, 256, torch.float64, device)[0]
-    without = rope_tables(plain, 256, torch.float64, device)[0]
+    with_scaling = rope_tables(*ropes_of(scaled), 256, torch.float64, device)[0]
+    without = rope_tables(*ropes_of(plain), 256, torch.float64, device)[0]
     assert torch.equal(with_scaling[:, 0], without[:, 0])
     assert not torch.allclose(with_scaling[:, -1], without[:, -1])
 

@@ -62,8 +62,10 @@ def run_rank(
     local = Microbatch(
         tokens[:, positions].contiguous(),
         targets[:, positions].contiguous(),
-        batch.cos.index_select(axis, positions),
-        batch.sin.index_select(axis, positions),
+        {
+            rope: (cos.index_select(axis, positions), sin.index_select(axis, positions))
+            for rope, (cos, sin) in batch.rope.items()
+        },
         lengths,
         batch.positions[:, positions].contiguous() if batch.positions is not None else None,
     )

@@ -113,7 +113,8 @@ def _scratch_on_the_side(original: Any) -> Any:
 def _host_table(original: Any) -> Any:
     def load(self: Any, microbatch: int) -> Any:
         batch = original(self, microbatch)
-        return replace(batch, cos=torch.zeros(batch.cos.shape, dtype=batch.cos.dtype))
+        on_host = {rope: tuple(torch.zeros(t.shape, dtype=t.dtype) for t in both) for rope, both in batch.rope.items()}
+        return replace(batch, rope=on_host)
 
     return load
 

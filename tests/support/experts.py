@@ -224,7 +224,7 @@ def routing_of(model: ModelConfig) -> Routing:
 def routed_pass(env: Environment, balancing: Balancing, saved: Saved) -> Pass:
     """A routed feed-forward reads nothing of the microbatch but its balancing."""
     nothing: Any = None
-    return Pass(env, Microbatch(nothing, nothing, nothing, nothing), saved, balancing)
+    return Pass(env, Microbatch(nothing, nothing, {}), saved, balancing)
 
 
 def run_rank(

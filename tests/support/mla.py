@@ -12,7 +12,7 @@ from fourfold.model.environment import Environment, Microbatch
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.kinds.mla import MLA, MLAParameters
 from fourfold.model.layer import HalfNorms, Layer, LayerParameters
-from fourfold.model.layers import layers_of
+from fourfold.model.layers import layers_of, ropes_of
 from fourfold.model.norm import NormParameters
 from fourfold.model.parallel import Parallel
 from fourfold.model.weights import Deferred, Weight
@@ -59,7 +59,8 @@ def tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 def microbatch(model: ModelConfig, sequences: int, length: int, dtype: torch.dtype = torch.float64) -> Microbatch:
     """Attention reads its shape and the tables alone."""
     tokens = torch.zeros(sequences, length, dtype=torch.int64)
-    return Microbatch(tokens, tokens, *(table.to(dtype) for table in tables(model, length)))
+    cos, sin = (table.to(dtype) for table in tables(model, length))
+    return Microbatch(tokens, tokens, dict.fromkeys(ropes_of(model), (cos, sin)))
 
 
 def mla_weights(weights: dict[str, Weight]) -> LayerParameters[Weight]:

@@ -8,6 +8,7 @@ import torch
 
 from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
+from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
@@ -108,6 +109,13 @@ def shifted(batch: GlobalBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]
     return tokens, targets
 
 
+def _at(places: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The angles of some positions, of all where None."""
+    if places is not None:
+        cos, sin = cos[places], sin[places]
+    return cos.unsqueeze(-2), sin.unsqueeze(-2)
+
+
 class RankData:
     """The rows and positions of one rank as the executor's step data."""
 
@@ -117,7 +125,8 @@ class RankData:
         self._together = 1 if spec.recipe is None else spec.recipe.multiple
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
-        self._tables = rope_tables(spec.model, spec.layout.sequence_length, dtype, torch.device("cpu"))
+        length, cpu = spec.layout.sequence_length, torch.device("cpu")
+        self._tables = {rope: rope_tables(rope, length, dtype, cpu) for rope in ropes_of(spec.model)}
         self._ahead = [shifted(batch, depth) for depth in range(1, spec.model.mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
         own = [self._positions(m) for m in range(self._layout.num_microbatches)]
@@ -147,8 +156,7 @@ class RankData:
 
     def load(self, microbatch: int) -> Microbatch:
         rows, own = self._rows(microbatch), self._positions(microbatch)
-        cos, sin = self._tables
-        lengths, learned = None, None
+        lengths, learned, places = None, None, None
         if self._learned:
             learned = own
         if self._masked:
@@ -156,14 +164,13 @@ class RankData:
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
             if self._learned:
                 learned = positions.gather(1, own)
-            cos, sin = cos[positions.gather(1, own)], sin[positions.gather(1, own)]
+            places = positions.gather(1, own)
         elif self._layout.cp > 1:
-            cos, sin = cos[own[0]], sin[own[0]]
+            places = own[0]
         return Microbatch(
             self._own(self._batch.tokens, microbatch, own),
             self._own(self._batch.targets, microbatch, own),
-            cos.unsqueeze(-2),
-            sin.unsqueeze(-2),
+            {rope: _at(places, *tables) for rope, tables in self._tables.items()},
             lengths,
             learned,
             *self._look_ahead(microbatch, own),

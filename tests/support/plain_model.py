@@ -13,6 +13,7 @@ from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import bind_weights, build_segments
 from fourfold.model.weights import FlatUnit
@@ -62,15 +63,14 @@ class PlainModel:
         self, tokens: Tensor, targets: Tensor, document_lengths: list[list[int]] | None = None, offset: int = 0
     ) -> Microbatch:
         length = tokens.shape[1] + offset
-        cos, sin = rope_tables(self.model, length, self.dtype, torch.device("cpu"))
+        tables = {rope: rope_tables(rope, length, self.dtype, torch.device("cpu")) for rope in ropes_of(self.model)}
         positions = torch.arange(offset, length).expand_as(tokens).contiguous()
         if document_lengths is not None:
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in document_lengths])
-            cos, sin = cos[positions], sin[positions]
-        else:
-            cos, sin = cos[offset:], sin[offset:]
+        rows = positions if document_lengths is not None else slice(offset, None)
+        rope = {each: (cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)) for each, (cos, sin) in tables.items()}
         learned = positions if self.model.positions == "learned" else None
-        return Microbatch(tokens, targets, cos.unsqueeze(-2), sin.unsqueeze(-2), document_lengths, learned)
+        return Microbatch(tokens, targets, rope, document_lengths, learned)
 
     def hidden(self, batch: Microbatch) -> Tensor:
         """The head's input, [tokens, hidden]."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ def measure(
     env = Environment(torch_operations, model, Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy))
     constant = [t for unit in split.units.values() for t in (unit.parameters, unit.gradients)]
     learned = [] if batch.positions is None else [batch.positions]
-    meter = Meter(group, [*constant, tokens, targets, batch.cos, batch.sin, *learned])
+    meter = Meter(group, [*constant, tokens, targets, *chain(*batch.rope.values()), *learned])
     embed, block, *_, head = split.segments
     footprints = {s.name: segment_footprint(s, model, shape, policy) for s in (embed, block, head)}
     x = _embedding(meter, footprints["embed"], batch, split, env)

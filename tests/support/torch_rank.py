@@ -14,9 +14,9 @@ from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
+from fourfold.model.layers import ropes_of
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment, bind_weights, build_segments
 from fourfold.model.torch_operations import torch_dtype
@@ -118,10 +118,11 @@ class TorchRank:
         tokens = torch.randint(model.vocab_size, size)
         ahead = tokens[1:].chunk(2) if model.mtp_layers else (None, None)
         rows = size[1:] if shape.document_mask else size[2:]
-        tables = (torch.rand(*rows, 1, rotated_width(model) // 2).to(torch_dtype(shape.compute)) for _ in range(2))
+        dtype = torch_dtype(shape.compute)
+        rope: Any = {r: tuple(torch.rand(*rows, 1, r.width // 2).to(dtype) for _ in range(2)) for r in ropes_of(model)}
         documents = [[shape.sequence_length]] * shape.sequences if shape.document_mask else None
         positions = torch.zeros(size[1:], dtype=torch.int64) if model.positions == "learned" else None
-        return Microbatch(tokens[0], tokens[0].clone(), *tables, documents, positions, *ahead)
+        return Microbatch(tokens[0], tokens[0].clone(), rope, documents, positions, *ahead)
 
     def _balancing(self) -> Balancing:
         shape, experts = self.shape, self.model.num_experts

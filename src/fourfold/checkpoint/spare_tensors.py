@@ -16,6 +16,7 @@ from torch import Tensor
 from fourfold.checkpoint.quantized import SCALE
 from fourfold.config import ModelConfig
 from fourfold.huggingface.tensors import balance_bias, module_of, num_modules
+from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_frequencies
 
 _PIECE = 1 << 24
@@ -116,7 +117,7 @@ def _is_frequencies(name: str, model: ModelConfig, reader: Reader) -> bool:
     tolerance = 1e-5 if found.dtype in (torch.float32, torch.float64) else 1e-2
     return any(
         found.shape == wanted.shape and torch.allclose(found.float(), wanted, rtol=tolerance, atol=0)
-        for wanted in (rope_frequencies(model), rope_frequencies(model, scaled=False))
+        for wanted in (rope_frequencies(rope, scaled) for rope in ropes_of(model) for scaled in (True, False))
     )
 
 

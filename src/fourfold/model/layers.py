@@ -10,7 +10,7 @@ from fourfold.model.kinds.mla import MLA
 from fourfold.model.kinds.routed import RoutedFeedForward
 from fourfold.model.layer import FeedForward, Layer, Mixer
 from fourfold.model.norm import Norm
-from fourfold.model.rope import score_scale
+from fourfold.model.rope import Rope
 
 
 @lru_cache(maxsize=64)
@@ -25,6 +25,22 @@ def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
+def ropes_of(model: ModelConfig) -> tuple[Rope, ...]:
+    """The rotary embeddings of its layers, each once."""
+    if model.block is not None:
+        return (_rope(model) or Rope(0),)
+    found = (layer.mixer.rope for layer in layers_of(model) if layer is not None)
+    return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+
+
+def _rope(model: ModelConfig) -> Rope | None:
+    """None: positions are learned."""
+    if model.positions != "rope":
+        return None
+    width = model.rope_head_dim if model.is_mla else model.head_dim
+    return Rope(width, model.rope_theta, model.yarn_scaling or model.rope_scaling, model.rope_interleave)
+
+
 def _mixer(model: ModelConfig) -> Mixer:
     if model.key_value_rank is not None:
         return MLA(
@@ -34,8 +50,7 @@ def _mixer(model: ModelConfig) -> Mixer:
             nope_head_dim=model.nope_head_dim,
             value_head_dim=model.value_head_dim,
             query_rank=model.query_rank,
-            interleave=model.rope_interleave,
-            score_scale=score_scale(model),
+            rope=_rope(model),
         )
     return GroupedAttention(
         num_heads=model.num_heads,
@@ -45,7 +60,7 @@ def _mixer(model: ModelConfig) -> Mixer:
         output_bias=model.linear_bias,
         qk_norm=model.qk_norm,
         norm_eps=model.norm_eps,
-        rotated=model.positions == "rope",
+        rope=_rope(model),
     )
 
 

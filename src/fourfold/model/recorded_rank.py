@@ -11,12 +11,12 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.parts import Parts, PassInParts
+from fourfold.model.layers import ropes_of
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import RecordedGroup, Recording
 from fourfold.model.recorder.shape_tensor import ShapeTensor
-from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment, UnitSpec, bind_weights, build_segments
 from fourfold.model.weights import Weight, WeightUnit, deferring
@@ -145,13 +145,18 @@ class RecordedRank:
     def _microbatch(self) -> Microbatch:
         shape, model, outside = self.shape, self.model, self.ops.outside
         tokens = (shape.sequences, shape.tokens // shape.sequences)
-        table = (*(tokens if shape.document_mask else tokens[1:]), 1, rotated_width(model) // 2)
+        places = tokens if shape.document_mask else tokens[1:]
         ahead = outside((model.mtp_layers, *tokens), "int64") if model.mtp_layers else None
         return Microbatch(
             tokens=outside(tokens, "int64"),
             targets=outside(tokens, "int64"),
-            cos=outside(table, shape.compute),
-            sin=outside(table, shape.compute),
+            rope={
+                rope: (
+                    outside((*places, 1, rope.width // 2), shape.compute),
+                    outside((*places, 1, rope.width // 2), shape.compute),
+                )
+                for rope in ropes_of(model)
+            },
             document_lengths=[[shape.sequence_length]] * shape.sequences if shape.document_mask else None,
             positions=outside(tokens, "int64") if model.positions == "learned" else None,
             ahead_tokens=ahead,

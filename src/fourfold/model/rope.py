@@ -2,16 +2,39 @@
 factors by which YaRN (Peng et al. 2023) scales cosines and scores for a longer context."""
 
 import math
+from dataclasses import dataclass
 
-from fourfold.config import ModelConfig
+from fourfold.config.model_section import RopeScaling, YarnScaling
 from fourfold.model.operations import Array, Operations
 
 
-def rotated_width(model: ModelConfig) -> int:
-    """Elements of a head's query and key that are rotated: all, `rope_head_dim` of MLA's, none where positions are learned."""
-    if model.positions == "learned":
-        return 0
-    return model.rope_head_dim if model.is_mla else model.head_dim
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding of `width` elements of a head; of no width, none. `interleave`: pairs are neighbours instead of half of
+    `width` apart."""
+
+    width: int
+    theta: float = 10000.0
+    scaling: RopeScaling | YarnScaling | None = None
+    interleave: bool = False
+
+    @property
+    def table_scale(self) -> float:
+        """The factor of cosines and sines."""
+        scaling = self.scaling
+        if not isinstance(scaling, YarnScaling):
+            return 1.0
+        if scaling.mscale and scaling.mscale_all_dim:
+            return _magnitude(scaling.factor, scaling.mscale) / _magnitude(scaling.factor, scaling.mscale_all_dim)
+        return _magnitude(scaling.factor, 1.0)
+
+    @property
+    def score_scale(self) -> float:
+        """The factor that MLA's scores are multiplied by, beside 1/sqrt(head_dim)."""
+        scaling = self.scaling
+        if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim:
+            return 1.0
+        return _magnitude(scaling.factor, scaling.mscale_all_dim) ** 2
 
 
 def rotate_(ops: Operations, x: Array, cos: Array, sin: Array, interleave: bool = False, inverse: bool = False) -> None:
@@ -39,24 +62,6 @@ def rotate_into(ops: Operations, x: Array, out: Array, cos: Array, sin: Array, i
     out_first.addcmul_(second, sin, value=-1)
     ops.multiply_into(first, sin, out_second)
     out_second.addcmul_(second, cos)
-
-
-def table_scale(model: ModelConfig) -> float:
-    """The factor of cosines and sines."""
-    scaling = model.yarn_scaling
-    if scaling is None:
-        return 1.0
-    if scaling.mscale and scaling.mscale_all_dim:
-        return _magnitude(scaling.factor, scaling.mscale) / _magnitude(scaling.factor, scaling.mscale_all_dim)
-    return _magnitude(scaling.factor, 1.0)
-
-
-def score_scale(model: ModelConfig) -> float:
-    """The factor that MLA's scores are multiplied by, beside 1/sqrt(head_dim)."""
-    scaling = model.yarn_scaling
-    if scaling is None or not scaling.mscale_all_dim:
-        return 1.0
-    return _magnitude(scaling.factor, scaling.mscale_all_dim) ** 2
 
 
 def _magnitude(factor: float, mscale: float) -> float:

@@ -5,51 +5,44 @@ import math
 import torch
 from torch import Tensor
 
-from fourfold.config import ModelConfig
-from fourfold.model.rope import rotated_width, table_scale
+from fourfold.config.model_section import RopeScaling, YarnScaling
+from fourfold.model.rope import Rope
 
 
-def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, each [length, width / 2], width the part of a head that is rotated: all of it, or
-    `rope_head_dim` of MLA, nothing where positions are learned. Angles are fp32, as in the released models."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(model))
-    scale = table_scale(model)
-    cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+def rope_tables(rope: Rope, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, each [length, width / 2]. Angles are fp32, as in the released models."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(rope))
+    cos, sin = angles.cos().mul_(rope.table_scale), angles.sin().mul_(rope.table_scale)
     return cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype)
 
 
-def rope_frequencies(model: ModelConfig, scaled: bool = True) -> Tensor:
-    """The angle of a position's step for every pair of elements, fp32 [width / 2]. `scaled`: with the model's scaling."""
-    width = rotated_width(model)
-    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
-    frequencies = 1.0 / (model.rope_theta**exponents)
-    if scaled and model.rope_scaling is not None:
-        frequencies = _scale_llama3(frequencies, model)
-    if scaled and model.yarn_scaling is not None:
-        frequencies = scale_yarn(frequencies, model)
+def rope_frequencies(rope: Rope, scaled: bool = True) -> Tensor:
+    """The angle of a position's step for every pair of elements, fp32 [width / 2]. `scaled`: with its scaling."""
+    exponents = torch.arange(0, rope.width, 2, dtype=torch.int64).float() / rope.width
+    frequencies = 1.0 / (rope.theta**exponents)
+    if scaled and isinstance(rope.scaling, RopeScaling):
+        frequencies = _scale_llama3(frequencies, rope.scaling)
+    if scaled and isinstance(rope.scaling, YarnScaling):
+        frequencies = scale_yarn(frequencies, rope.scaling, rope.theta)
     return frequencies
 
 
-def _scale_llama3(frequencies: Tensor, model: ModelConfig) -> Tensor:
+def _scale_llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Long wavelengths are divided by `factor`, short ones kept, those between blended linearly in wave count."""
-    scaling = model.rope_scaling
-    assert scaling is not None
     waves = scaling.original_max_position * frequencies / (2 * math.pi)
     blend = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
 
 
-def scale_yarn(frequencies: Tensor, model: ModelConfig) -> Tensor:
-    """frequencies [d / 2] of unscaled rotary embedding -> those with `model.yarn_scaling`: kept where a position turns more than
+def scale_yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tensor:
+    """frequencies [d / 2] of unscaled rotary embedding -> those with YaRN's: kept where a position turns more than
     `beta_fast` times within the original context, divided by `factor` where less than `beta_slow`, blended between (eq. 23)."""
-    scaling = model.yarn_scaling
-    assert scaling is not None
     pairs = frequencies.numel()
 
     def pair_of(turns: float) -> float:
         wavelengths = math.log(scaling.original_max_position / (turns * 2 * math.pi))
-        return 2 * pairs * wavelengths / (2 * math.log(model.rope_theta))
+        return 2 * pairs * wavelengths / (2 * math.log(theta))
 
     low = max(math.floor(pair_of(scaling.beta_fast)), 0)
     high = min(math.ceil(pair_of(scaling.beta_slow)), 2 * pairs - 1)

@@ -2,6 +2,7 @@
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
+from fourfold.model.layers import ropes_of
 from fourfold.model.spec import Segment
 from fourfold.model.work import SavedParts
 from fourfold.program.buffers import CORE_BUFFERS, device
@@ -15,8 +16,7 @@ def core_buffer_bytes(view: RankView, name: str) -> int:
     kind, _, rest = device(name).partition("/")
     spec = view.spec
     element, layout, model = DTYPE_BYTES[spec.compute], spec.layout, spec.model
-    learned = model.positions == "learned"
-    rotated = 0 if learned else model.rope_head_dim if model.is_mla else model.head_dim
+    learned, rotated = model.positions == "learned", sum(rope.width for rope in ropes_of(model))
     if kind == "rope":
         return layout.sequence_length * rotated * element
     if kind == "batch":

@@ -27,7 +27,7 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.step import StepTimeout
 from fourfold.runtime.units import build_units, share_parameters, watch_units
-from fourfold.train.feed import RowFeed, feed_tables, rank_feed
+from fourfold.train.feed import RotaryTables, RowFeed, feed_tables, rank_feed
 
 DOCUMENTS = 3
 """Documents of a row where attention stays inside them."""
@@ -71,7 +71,7 @@ class PretendedRank:
     journal: Journal
     streams: Streams
     kernels: DeviceKernels
-    tables: tuple[Tensor, Tensor]
+    tables: RotaryTables
     names: list[str]
 
     def feed(self) -> RowFeed:
@@ -186,7 +186,7 @@ def _operations(journal: Journal) -> Operations:
     return with_operations(torch_operations, {"host_counts": host_counts, "host_sizes": host_sizes})
 
 
-def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:
+def _feed(view: RankView, rank: int, tables: RotaryTables) -> RowFeed:
     """Microbatches of the rank's shape. Where documents are kept apart, each row is `DOCUMENTS` of them."""
     spec, layout = view.spec, view.spec.layout
     rows, length = layout.num_microbatches * layout.microbatch_sequences, layout.sequence_length

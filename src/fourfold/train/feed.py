@@ -1,7 +1,9 @@
 """From rows of a global batch to the microbatches that segments read: first in the host's memory, which a thread may do beside the
 step before, then on the device."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ from fourfold.data.batches import IGNORED, Batch, look_ahead
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
+from fourfold.model.layers import ropes_of
+from fourfold.model.rope import Rope
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
@@ -30,26 +34,44 @@ class HostMicrobatch:
     ahead_targets: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class RotaryTables:
+    """cos and sin [sequence_length, width / 2] of every rotary embedding of a model, on a device. Iterates over all of them."""
+
+    device: torch.device
+    by_rope: Mapping[Rope, tuple[torch.Tensor, torch.Tensor]]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return chain.from_iterable(self.by_rope.values())
+
+    def at(self, positions: torch.Tensor | None) -> dict[Rope, tuple[torch.Tensor, torch.Tensor]]:
+        """Those of some positions [...] -> [..., 1, width / 2]; None: of all in order."""
+        return {
+            rope: tuple((table if positions is None else table[positions]).unsqueeze(-2) for table in tables)  # type: ignore[misc]
+            for rope, tables in self.by_rope.items()
+        }
+
+
 class RowFeed:
     """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order; of
     their columns the rank reads those of `share`, which is None where it has the full sequence: where documents are kept apart,
     those that make attention even among the ring's ranks, in chunks of a multiple of `together` tokens; else, or where that is
     None, those of zig-zag. `mtp_layers`: MTP modules, whose
-    tokens and targets are found in full rows, so that no rank needs another's."""
+    tokens and targets are found in full rows, so that no rank needs another's. `learned`: whether positions are."""
 
     def __init__(
         self,
         batch: Batch,
         microbatch_sequences: int,
-        tables: tuple[torch.Tensor, torch.Tensor],
+        tables: RotaryTables,
         share: ContextShare | None = None,
         mtp_layers: int = 0,
         together: int | None = 1,
+        learned: bool = False,
     ) -> None:
         self._batch = batch
         self._size = microbatch_sequences
-        self._cos, self._sin = tables
-        self._learned = self._cos.shape[-1] == 0
+        self._tables, self._learned = tables, learned
         self._placements = _placements(batch, microbatch_sequences, share, together)
         self._columns = None if share is None else self._own_columns(share)
         self._ahead = [look_ahead(batch, depth) for depth in range(1, mtp_layers + 1)]
@@ -91,28 +113,23 @@ class RowFeed:
         )
 
     def _host(self, array: np.ndarray) -> torch.Tensor:
-        return host_tensor(array, self._cos.device)
+        return host_tensor(array, self._tables.device)
 
     def _on_device(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else to_device(tensor, self._cos.device)
+        return None if tensor is None else to_device(tensor, self._tables.device)
 
     def load(self, microbatch: int) -> Microbatch:
         """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, or the
-        positions themselves where they are learned (tables of no width)."""
+        positions themselves where they are learned."""
         host = self._prepared.get(microbatch) or self._in_host_memory(microbatch)
-        lengths, device = self._batch.document_lengths, self._cos.device
-        cos, sin = self._cos, self._sin
-        positions = self._on_device(host.positions)
-        if lengths is not None:
-            cos, sin = cos[positions], sin[positions]
-        elif self._columns is not None:
-            columns = to_device(self._host(self._columns[0]), device)
-            cos, sin = cos[columns], sin[columns]
+        lengths, device = self._batch.document_lengths, self._tables.device
+        chosen = positions = self._on_device(host.positions)
+        if lengths is None:
+            chosen = None if self._columns is None else to_device(self._host(self._columns[0]), device)
         return Microbatch(
             tokens=to_device(host.tokens, device),
             targets=to_device(host.targets, device),
-            cos=cos.unsqueeze(-2),
-            sin=sin.unsqueeze(-2),
+            rope=self._tables.at(chosen),
             document_lengths=None
             if lengths is None
             else lengths[microbatch * self._size : (microbatch + 1) * self._size],
@@ -131,17 +148,20 @@ def _placements(batch: Batch, size: int, share: ContextShare | None, together: i
     return [balanced(lengths[first : first + size], share.ring, together) for first in range(0, len(lengths), size)]
 
 
-def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: tuple[torch.Tensor, torch.Tensor]) -> RowFeed:
+def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: RotaryTables) -> RowFeed:
     """The feed of a rank of the layout. A person's own block reads rows in zig-zag; tokens that are rounded together stay so."""
     layout, model = spec.layout, spec.model
     share = layout.context_share(rank) if layout.cp > 1 else None
     together = None if model.block is not None else spec.recipe.multiple if spec.recipe is not None else 1
-    return RowFeed(batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together)
+    return RowFeed(
+        batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together, model.positions == "learned"
+    )
 
 
-def feed_tables(spec: StepSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def feed_tables(spec: StepSpec, device: torch.device) -> RotaryTables:
     """cos and sin for every position of a sequence, in the compute format."""
-    return rope_tables(spec.model, spec.layout.sequence_length, torch_dtype(spec.compute), device)
+    length, dtype = spec.layout.sequence_length, torch_dtype(spec.compute)
+    return RotaryTables(device, {rope: rope_tables(rope, length, dtype, device) for rope in ropes_of(spec.model)})
 
 
 def rank_rows(layout: Layout, rank: int) -> list[int]:

@@ -19,6 +19,7 @@ from fourfold.model.embedding import embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
+from fourfold.model.layers import ropes_of
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import ParameterSpec, bind_weights, build_segments
@@ -71,7 +72,7 @@ class Generator:
         self._weights = [bind_weights(segment, units) for segment in segments]
         names = [balance_bias_extra(segment.layer or 0) for segment in segments if segment.kind == "block"]
         self._biases = [reader.extra(name).float().to(device) if name in reader.extras else None for name in names]
-        self._angles = rope_tables(model, most, torch.float32, device)
+        self._angles = {rope: rope_tables(rope, most, torch.float32, device) for rope in ropes_of(model)}
         self._caches = [KeyValueCache(most) for _ in self._biases]
         self._read: list[int] = []
         self._keeps = model.block is None
@@ -105,8 +106,9 @@ class Generator:
     def _forward(self, tokens: list[int], first: int) -> Tensor:
         """Logits after tokens that stand at positions from `first` on."""
         row = torch.tensor([tokens], device=self._device)
-        cos, sin = (table[first : first + len(tokens)].unsqueeze(-2) for table in self._angles)
-        batch = Microbatch(row, row[0], cos, sin)
+        rows = slice(first, first + len(tokens))
+        rope = {rope: (cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)) for rope, (cos, sin) in self._angles.items()}
+        batch = Microbatch(row, row[0], rope)
         embedding, *blocks, head = self._weights
         env = Environment(torch_operations, self._model)
         positions = torch.arange(first, first + len(tokens), device=self._device).unsqueeze(0)

@@ -11,7 +11,7 @@ from fourfold.model.kinds.kind import Pass
 from fourfold.model.norm import rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, Widths, bias, column, gain, row, split_bias
-from fourfold.model.rope import rotate_, rotate_into
+from fourfold.model.rope import Rope, rotate_, rotate_into
 from fourfold.model.tensor_parallel import InputSource, add_bias, column_backward, gather_tokens, row_parallel
 from fourfold.model.weights import Weight
 
@@ -33,7 +33,7 @@ class AttentionParameters(Parameters[T]):
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """`qk_norm`: RMSNorms of every head's query and key. `rotated`: whether queries and keys are (rotary embedding)."""
+    """`qk_norm`: RMSNorms of every head's query and key."""
 
     num_heads: int
     num_kv_heads: int
@@ -42,7 +42,7 @@ class GroupedAttention:
     output_bias: bool = False
     qk_norm: bool = False
     norm_eps: float = 1e-5
-    rotated: bool = True
+    rope: Rope | None = None
 
     def declare(self, widths: Widths) -> AttentionParameters[Declared]:
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -89,9 +89,9 @@ class GroupedAttention:
                 del output
             run.saved.keep(unnormed=unnormed, head_scale=scale)
             del unnormed, scale
-        if self.rotated:
+        if self.rope is not None:
             with ops.fused():
-                rotate_(ops, turned, batch.cos, batch.sin)
+                rotate_(ops, turned, *batch.rope[self.rope], self.rope.interleave)
         return qkv
 
     def query_key_value_backward(
@@ -117,8 +117,8 @@ class GroupedAttention:
     def _joined_gradients(self, run: Pass, grads: list[Array]) -> Array:
         """q, k and v's gradients, taken out of the list, in one array [batch, seq, heads + 2 kv_heads, head_dim], turned back where
         q and k were rotated."""
-        ops, batch = run.ops, run.batch
-        if not self.rotated:
+        ops = run.ops
+        if self.rope is None:
             joined = ops.concatenate(grads, dim=-2)
             grads.clear()
             return joined
@@ -126,8 +126,9 @@ class GroupedAttention:
         heads, kv_heads = grad_q.shape[2], grad_k.shape[2]
         joined = grad_q.new_empty((*grad_q.shape[:2], heads + 2 * kv_heads, grad_q.shape[3]))
         into_q, into_k, into_v = joined.split((heads, kv_heads, kv_heads), dim=-2)
-        rotate_into(ops, grad_q, into_q, batch.cos, batch.sin, inverse=True)
-        rotate_into(ops, grad_k, into_k, batch.cos, batch.sin, inverse=True)
+        tables = run.batch.rope[self.rope]
+        rotate_into(ops, grad_q, into_q, *tables, inverse=True)
+        rotate_into(ops, grad_k, into_k, *tables, inverse=True)
         into_v.copy_(grad_v)
         grads.clear()
         return joined

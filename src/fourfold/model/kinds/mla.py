@@ -1,10 +1,11 @@
 """Multi-head latent attention (MLA; DeepSeek-V2, Liu et al. 2024, section 2.1).
 
 Queries, keys and values come from low-rank latents, which every rank of `tp` computes of its own tokens; under sequence
-parallelism the normed latents are brought together, not the hidden states. With `interleave` pairs are neighbours and
-stay where they are, in q and k alike, so that scores are those of transformers, which sorts them apart. YaRN's factor of the
-scores is in q. Symbols: T tokens of a microbatch, t those whose hidden states this rank has, c q_lora_rank (hidden where
-queries have no latent), r kv_lora_rank, d rope_head_dim; heads are this rank's."""
+parallelism the normed latents are brought together, not the hidden states. Pairs that are neighbours stay where they are, in q
+and k alike, so that scores are those of transformers, which sorts them apart. YaRN's factor of the scores is in q. Symbols: T
+tokens of a microbatch, t those whose hidden states this rank has, c q_lora_rank (hidden where queries have no latent), r
+kv_lora_rank, d rope_head_dim; heads are this rank's.
+"""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,7 +16,7 @@ from fourfold.model.kinds.kind import Pass
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, column, gain, replicated, row
-from fourfold.model.rope import rotate_
+from fourfold.model.rope import Rope, rotate_
 from fourfold.model.tensor_parallel import ColumnInput, InputSource, gather_tokens, sum_partial
 from fourfold.model.weights import Weight
 
@@ -42,7 +43,7 @@ class MLAParameters(Parameters[T]):
 @dataclass(frozen=True)
 class MLA:
     """A head's query and key have `nope_head_dim` + `rope_head_dim` elements, its value `value_head_dim`. `query_rank` None:
-    queries have no latent. `score_scale`: a factor of the scores beside 1/sqrt(head_dim)."""
+    queries have no latent."""
 
     num_heads: int
     key_value_rank: int
@@ -50,8 +51,7 @@ class MLA:
     nope_head_dim: int
     value_head_dim: int
     query_rank: int | None = None
-    interleave: bool = False
-    score_scale: float = 1.0
+    rope: Rope | None = None
 
     @property
     def head_dim(self) -> int:
@@ -95,7 +95,7 @@ class MLA:
         """Projection to latents, their norms, projection to heads, rotation of the part of each head that has positions. `given`: x
         [t, hidden], taken out of the list -> q and k [batch, seq, heads, nope_head_dim + d], v [batch, seq, heads,
         value_head_dim]."""
-        env, ops, batch = run.env, run.ops, run.batch
+        env, ops = run.env, run.ops
         rank, rope, x = self.key_value_rank, self.rope_head_dim, given.pop()
         down = env.gemms_of(rank + rope).linear(x, w.key_value_down.data)
         compressed, rope_key = down.split((rank, rope), dim=1)
@@ -109,9 +109,9 @@ class MLA:
         _gather(run, given)
         q = self._heads(run, given.pop(), w.query_up, self.head_dim)
         with ops.fused():
-            rotate_(ops, q[..., self.nope_head_dim :], batch.cos, batch.sin, self.interleave)
-            if self.score_scale != 1:
-                q.mul_(self.score_scale)
+            self._rotate_(run, q[..., self.nope_head_dim :])
+            if self._score_scale != 1:
+                q.mul_(self._score_scale)
         rope_key, compressed = given.pop(), given.pop()
         widths = (self.nope_head_dim, self.value_head_dim)
         key, value = self._heads(run, compressed, w.key_value_up, sum(widths)).split(widths, dim=-1)
@@ -119,7 +119,7 @@ class MLA:
         with ops.fused():
             shared = ops.copy(rope_key.reshape(*key.shape[:2], 1, -1))
             del rope_key
-            rotate_(ops, shared, batch.cos, batch.sin, self.interleave)
+            self._rotate_(run, shared)
             k = ops.concatenate((key, shared.expand(*key.shape[:3], -1)), dim=-1)
             v = value.contiguous()
             del shared
@@ -169,6 +169,15 @@ class MLA:
         del grad, grad_input
         return source.gradient(lambda: sums.pop(0).add_(sums.pop()))
 
+    @property
+    def _score_scale(self) -> float:
+        return 1.0 if self.rope is None else self.rope.score_scale
+
+    def _rotate_(self, run: Pass, x: Array, inverse: bool = False) -> None:
+        """In place, the elements of heads that have positions: x [batch, seq, heads, d]."""
+        if self.rope is not None:
+            rotate_(run.ops, x, *run.batch.rope[self.rope], self.rope.interleave, inverse)
+
     def _norm_compressed(self, run: Pass, compressed: Array, norm: Weight, name: str) -> Array:
         """The norm of a latent [t, rank], kept with the latent itself and its 1/rms."""
         with run.ops.fused():
@@ -192,18 +201,18 @@ class MLA:
     def _heads_backward(self, run: Pass, grads: list[Array]) -> list[Array]:
         """Gradients of both up projections' outputs [T, heads x ...] and of the shared key [T, d], the last over this rank's
         heads."""
-        ops, batch, nope = run.ops, run.batch, self.nope_head_dim
+        ops, nope = run.ops, self.nope_head_dim
         grad_q, grad_k, grad_v = grads
         grads.clear()
         with ops.fused():
             grad_query = grad_q.contiguous()
             del grad_q
-            if self.score_scale != 1:
-                grad_query.mul_(self.score_scale)
-            rotate_(ops, grad_query[..., nope:], batch.cos, batch.sin, self.interleave, inverse=True)
+            if self._score_scale != 1:
+                grad_query.mul_(self._score_scale)
+            self._rotate_(run, grad_query[..., nope:], inverse=True)
         with ops.fused():
             grad_rope_key = grad_k[..., nope:].sum(-2, keepdim=True)
-            rotate_(ops, grad_rope_key, batch.cos, batch.sin, self.interleave, inverse=True)
+            self._rotate_(run, grad_rope_key, inverse=True)
             grad_key_value = ops.concatenate((grad_k[..., :nope], grad_v), dim=-1)
         tokens = grad_query.shape[0] * grad_query.shape[1]
         return [x.view(tokens, -1) for x in (grad_query, grad_key_value, grad_rope_key)]

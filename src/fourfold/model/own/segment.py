@@ -28,9 +28,10 @@ class OwnParameters(Parameters[T]):
 def own_forward(env: Environment, x: Array, w: OwnParameters[Weight], batch: Microbatch, saved: Saved) -> Array:
     """x [t, hidden] -> [t, hidden]. Keeps autograd's graph."""
     group, sequences = _group(env), batch.tokens.shape[0]
-    inputs = [x.view(sequences, -1, x.shape[-1]), batch.cos, batch.sin]
+    (tables,) = batch.rope.values()
+    inputs = [x.view(sequences, -1, x.shape[-1]), *tables]
     if group is not None:
-        inputs = [_full_sequence(env.ops, group, inputs[0], 1), *_full_tables(env.ops, group, batch)]
+        inputs = [_full_sequence(env.ops, group, inputs[0], 1), *_full_tables(env.ops, group, *tables)]
     lengths = batch.document_lengths
     out, graph = env.ops.run_own(env.model, inputs, lengths, w.parameters, saved.keeps)
     saved.keep(graph=graph)
@@ -68,11 +69,11 @@ def _full_sequence(ops: Operations, group: Group, x: Array, dim: int) -> Array:
         return ops.concatenate([front for front, _ in halves] + [back for _, back in halves[::-1]], dim=dim)
 
 
-def _full_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Array, Array]:
+def _full_tables(ops: Operations, group: Group, cos: Array, sin: Array) -> tuple[Array, Array]:
     """cos and sin of the full sequence."""
-    if not batch.cos.shape[-1]:
-        return batch.cos, batch.sin
-    both = _full_sequence(ops, group, ops.concatenate([batch.cos, batch.sin], dim=-1), len(batch.cos.shape) - 3)
+    if not cos.shape[-1]:
+        return cos, sin
+    both = _full_sequence(ops, group, ops.concatenate([cos, sin], dim=-1), len(cos.shape) - 3)
     cos, sin = both.chunk(2, dim=-1)
     return cos, sin
 
