@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fourfold.model import torch_operations
 from fourfold.model.context.attention import attend_forward
-from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
+from fourfold.model.context.pieces import Documents, earlier_pieces, gathered_pieces, own_pieces, ring_pieces
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.work import Work, sent_bytes
 from tests.support.attention import UNREAD, Case, allowed, check_cases, memory_on_rank, record, run_cases
@@ -136,24 +136,52 @@ def test_every_allowed_pair_is_computed_once(ring, sequence) -> None:
 def covered(case: Case, gather: bool) -> torch.Tensor:
     """[batch, queries, keys]: how many pieces have each pair."""
     ring, length = case.ring, case.sequence
-    documents = Documents(case.batch, length, case.documents, ring, case.placement)
+    documents = Documents(case.batch, length, case.documents, ring, case.placement, case.window, case.chunk)
     positions = [case.positions(rank) for rank in range(ring)]
     fronts, backs = (torch.cat(half, 1) for half in zip(*(held.chunk(2, 1) for held in positions), strict=True))
     counts = torch.zeros(case.batch, length, length, dtype=torch.int32)
     for rank, held in enumerate(positions):
-        work = [(held, own_pieces(rank, documents))]
+        work = [(held, [*own_pieces(rank, documents), *earlier_pieces(rank, documents)])]
         if gather and ring > 1:
             work += zip((fronts, backs), gathered_pieces(rank, documents), strict=True)
         else:
             others = [j for j in range(ring) if j != rank]
             work += [(positions[j], ring_pieces(rank, j, documents)) for j in others]
         for keys_held, pieces in work:
-            for rows, queries, keys, causal, _ in pieces:
+            for rows, queries, keys, mask, *_ in pieces:
                 pairs = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int32)
                 for row in range(*rows):
                     q, k = held[row, slice(*queries)], keys_held[row, slice(*keys)]
-                    counts[row, q[:, None], k[None, :]] += pairs.tril() if causal else pairs
+                    counts[row, q[:, None], k[None, :]] += {
+                        "all": pairs,
+                        "causal": pairs.tril(),
+                        "turned": pairs.triu(),
+                    }[mask]
     return counts
+
+
+WINDOWS = [(1, None), (2, None), (3, None), (5, None), (11, None), (30, None), (None, 1), (None, 4), (None, 7), (4, 7)]
+"""(window, chunk)."""
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("ring", [1, 2, 3, 4])
+def test_every_pair_within_a_window_is_computed_once(ring, window) -> None:
+    for rows, gather in product(DOCUMENTS.values(), (False, True)):
+        case = Case(ring, batch=3, sequence=24, documents=rows, window=window[0], chunk=window[1])
+        assert torch.equal(covered(case, gather), allowed(case).int())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_windows_equal_full_attention_with_their_mask(method) -> None:
+    """Every sixth combination of heads, documents and windows."""
+    ring, ulysses, gather = method
+    combinations = product(HEADS, DOCUMENTS.values(), WINDOWS)
+    cases = [
+        Case(ring, ulysses, gather, 3, *heads, SEQUENCE, rows, window=window, chunk=chunk)
+        for heads, rows, (window, chunk) in combinations
+    ]
+    check_cases(cases[ring + ulysses :: 6], 1e-10)
 
 
 def test_work_is_even() -> None:
@@ -166,7 +194,7 @@ def test_work_is_even() -> None:
             others = [ring_pieces(rank, j, documents) for j in range(ring) if j != rank]
             pieces = [piece for some in (own_pieces(rank, documents), *others) for piece in some]
             assert len(pieces) == ring
-            sizes = [((p.queries[1] - p.queries[0]), (p.keys[1] - p.keys[0]), p.causal) for p in pieces]
+            sizes = [((p.queries[1] - p.queries[0]), (p.keys[1] - p.keys[0]), p.mask == "causal") for p in pieces]
             work.append(sum(q * (q + 1) // 2 if causal else q * k for q, k, causal in sizes))
         assert set(work) == {length * (length + 1) // 2 // ring}
 

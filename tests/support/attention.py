@@ -48,6 +48,8 @@ class Case:
     dtype: torch.dtype = torch.float64
     scale: float | None = None
     fineness: int = 0
+    window: int | None = None
+    chunk: int | None = None
 
     @property
     def placement(self) -> Placement | None:
@@ -123,7 +125,14 @@ def allowed(case: Case) -> Tensor:
     rows: Sequence[Sequence[int]] = case.documents or [(case.sequence,)] * case.batch
     ids = torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in rows])
     positions = torch.arange(case.sequence)
-    return (ids[:, :, None] == ids[:, None, :]) & (positions[:, None] >= positions[None, :])
+    before = positions[:, None] - positions[None, :]
+    seen = (ids[:, :, None] == ids[:, None, :]) & (before >= 0)
+    if case.window is not None:
+        seen &= before < case.window
+    if case.chunk is not None:
+        part = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in rows]) // case.chunk
+        seen &= part[:, :, None] == part[:, None, :]
+    return seen
 
 
 @cache
@@ -165,7 +174,7 @@ def _differentiable_attention(case: Case, groups: dict[str, AxisGroup], q: Tenso
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Backward]:
         saved = Saved()
-        out = attend_forward(env, [q, k, v], case.documents, saved, placement=case.placement)
+        out = attend_forward(env, [q, k, v], case.documents, saved, None, case.placement, case.window, case.chunk)
         saved.keep(attention=out.view(-1, out.shape[-1]))
         return out, lambda grad: attend_backward(env, [grad.reshape(-1, grad.shape[-1])], saved)
 

@@ -75,7 +75,7 @@ def _placed(piece: Piece, queries: Sequence[Run], keys: Sequence[Run]) -> Iterat
     later one against the earlier."""
     for mine in _within(queries, piece.queries):
         for theirs in _within(keys, piece.keys):
-            if not piece.causal or theirs[1] <= mine[0]:
+            if piece.mask != "causal" or theirs[1] <= mine[0]:
                 yield *mine, *theirs, False
             elif mine == theirs:
                 yield *mine, *theirs, True

@@ -33,6 +33,12 @@ def ropes_of(model: ModelConfig) -> tuple[Rope, ...]:
     return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
 
+def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
+    """The sliding windows of its layers, of those that are narrower than a sequence."""
+    found = (layer.mixer.window for layer in layers_of(model) if layer is not None)
+    return {window for window in found if window is not None and window < sequence_length}
+
+
 def _rope(model: ModelConfig) -> Rope | None:
     """None: positions are learned."""
     if model.positions != "rope":
@@ -61,6 +67,7 @@ def _mixer(model: ModelConfig) -> Mixer:
         qk_norm=model.qk_norm,
         norm_eps=model.norm_eps,
         rope=_rope(model),
+        window=model.sliding_window,
     )
 
 

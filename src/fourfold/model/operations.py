@@ -109,11 +109,19 @@ class Operations(Protocol):
     # Attention
 
     def attend(
-        self, q: Array, k: Array, v: Array, causal: bool, scale: float, documents: "Visible | None" = None
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        causal: bool,
+        scale: float,
+        documents: "Visible | None" = None,
+        window: int | None = None,
     ) -> tuple[Array, Array]:
         """q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] -> output [batch, queries,
         heads, value], and the log-sum-exp of the scores [batch, queries, heads] in the accumulation format. `documents`: the rows
-        laid flat are these documents, each causal by itself; an accelerator takes them in one launch."""
+        laid flat are these documents, each causal by itself; an accelerator takes them in one launch. `window`: of a causal call on
+        an accelerator, how many keys a query sees at most, itself the last."""
         ...
 
     def attend_backward(
@@ -127,6 +135,7 @@ class Operations(Protocol):
         causal: bool,
         scale: float,
         documents: "Visible | None" = None,
+        window: int | None = None,
     ) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
         ...
@@ -222,6 +231,7 @@ class Operations(Protocol):
         ...
 
     def concatenate(self, parts: Sequence[Array], dim: int = 0) -> Array: ...
+    def flip(self, x: Array, dim: int) -> Array: ...
     def stack(self, parts: Sequence[Array], dim: int = 0) -> Array: ...
 
     def where(self, condition: Array, x: Array, value: float) -> Array:

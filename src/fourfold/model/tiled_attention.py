@@ -111,17 +111,18 @@ def by_rows(
     `turned`: from tokens before heads to what the kernels take, and back. `all_visible`: as `dense`, for no documents."""
 
     def attend_rows(
-        q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
-    ) -> Attended:
-        visible = documents or all_visible(causal, q.shape[1], k.shape[1])
+        q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None,
+        window: int | None = None,
+    ) -> Attended:  # fmt: skip
+        visible = (documents or all_visible(causal, q.shape[1], k.shape[1])).within(window)
         out, lse = attend(*(turned(flat(x, documents)) for x in (q, k, v)), visible, scale)
         return as_rows(turned(out), q), as_rows(lse.transpose(1, 2), q)
 
     def attend_rows_backward(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float,
-        documents: Visible | None = None,
+        documents: Visible | None = None, window: int | None = None,
     ) -> Gradients:  # fmt: skip
-        visible = documents or all_visible(causal, q.shape[1], k.shape[1])
+        visible = (documents or all_visible(causal, q.shape[1], k.shape[1])).within(window)
         given = (turned(flat(x, documents)) for x in (grad, q, k, v, out))
         d_q, d_k, d_v = attend_backward(*given, flat(lse, documents).transpose(1, 2), visible, scale)
         return as_rows(turned(d_q), q), as_rows(turned(d_k), k), as_rows(turned(d_v), v)

@@ -23,16 +23,26 @@ from fourfold.model.visible import Visible
 _ATEN: Any = torch.ops.aten
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None) -> Attended:
+def flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    documents: Visible | None = None,
+    window: int | None = None,
+) -> Attended:
     """One launch, also of `documents`, which take the kernel of variable lengths."""
     width, value = kernel_width(q, v), v.shape[-1]
     padded = [pad_last(x, width) for x in (q, k, v)]
     if documents is not None:
-        flat = [x.flatten(0, 1) for x in padded]
-        out, lse, *_ = _ATEN._flash_attention_forward(
-            *flat, *document_ends(q, documents), 0.0, True, False, scale=scale
-        )
+        flat, lengths = [x.flatten(0, 1) for x in padded], document_ends(q, documents)
+        out, lse, *_ = _ATEN._flash_attention_forward(*flat, *lengths, 0.0, True, False, scale=scale, **_sides(window))
         return out[..., :value].unflatten(0, q.shape[:2]), lse.t().unflatten(0, q.shape[:2])
+    if window is not None:
+        dense = (None, None, q.shape[1], k.shape[1])
+        out, lse, *_ = _ATEN._flash_attention_forward(*padded, *dense, 0.0, True, False, scale=scale, **_sides(window))
+        return out[..., :value], lse.transpose(1, 2)
     heads_first = [x.transpose(1, 2) for x in padded]
     if q.device.type == "cpu":
         out, lse = _ATEN._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal, scale=scale)
@@ -51,6 +61,7 @@ def flash_backward(
     causal: bool,
     scale: float,
     documents: Visible | None = None,
+    window: int | None = None,
 ) -> Gradients:
     """`out` and `lse` are those over all keys that the queries see anywhere."""
     width, sizes = kernel_width(q, v), (q.shape[-1], k.shape[-1], v.shape[-1])
@@ -63,13 +74,27 @@ def flash_backward(
     if documents is not None:
         flat, rows = [x.flatten(0, 1) for x in padded], lse.flatten(0, 1).t().contiguous()
         lengths = document_ends(q, documents)
-        grads = _ATEN._flash_attention_backward(*flat, rows, *lengths, 0.0, True, *random, scale=scale)
+        grads = _ATEN._flash_attention_backward(
+            *flat, rows, *lengths, 0.0, True, *random, scale=scale, **_sides(window)
+        )
         d_q, d_k, d_v = (x.unflatten(0, q.shape[:2])[..., :size] for x, size in zip(grads, sizes, strict=True))
         return d_q, d_k, d_v
-    inputs = (*(x.transpose(1, 2) for x in padded), lse.transpose(1, 2).contiguous())
     dense = (None, None, q.shape[1], k.shape[1])
+    if window is not None:
+        rows = lse.transpose(1, 2).contiguous()
+        grads = _ATEN._flash_attention_backward(
+            *padded, rows, *dense, 0.0, True, *random, scale=scale, **_sides(window)
+        )
+        d_q, d_k, d_v = (x[..., :size] for x, size in zip(grads, sizes, strict=True))
+        return d_q, d_k, d_v
+    inputs = (*(x.transpose(1, 2) for x in padded), lse.transpose(1, 2).contiguous())
     kernel = _ATEN._scaled_dot_product_flash_attention_backward
     return by_heads(kernel(*inputs, *dense, 0.0, causal, *random, scale=scale), sizes)
+
+
+def _sides(window: int | None) -> dict[str, int]:
+    """The window as the kernels have it: keys before a query's own, and behind it."""
+    return {} if window is None else {"window_size_left": window - 1, "window_size_right": 0}
 
 
 def kernel_width(q: Tensor, v: Tensor) -> int:
@@ -114,9 +139,17 @@ def default_backend(device: torch.device, dtype: torch.dtype) -> AttentionKernel
     return FLASH if device.type == "cpu" or dtype in (torch.bfloat16, torch.float16) else TILED
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None) -> Attended:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    documents: Visible | None = None,
+    window: int | None = None,
+) -> Attended:
     """`Operations.attend` by the default kernels."""
-    return default_backend(q.device, q.dtype).attend(q, k, v, causal, scale, documents)
+    return default_backend(q.device, q.dtype).attend(q, k, v, causal, scale, documents, window)
 
 
 def attend_backward(
@@ -129,6 +162,8 @@ def attend_backward(
     causal: bool,
     scale: float,
     documents: Visible | None = None,
+    window: int | None = None,
 ) -> Gradients:
     """`Operations.attend_backward` by the default kernels."""
-    return default_backend(q.device, q.dtype).attend_backward(grad, q, k, v, out, lse, causal, scale, documents)
+    kernels = default_backend(q.device, q.dtype)
+    return kernels.attend_backward(grad, q, k, v, out, lse, causal, scale, documents, window)

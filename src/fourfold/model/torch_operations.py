@@ -137,6 +137,10 @@ def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.cat(tuple(parts), dim=dim)
 
 
+def flip(x: Tensor, dim: int) -> Tensor:
+    return x.flip(dim)
+
+
 def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return torch.stack(tuple(parts), dim=dim)
 

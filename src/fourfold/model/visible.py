@@ -53,6 +53,16 @@ class Visible:
             return cls(first, last, keys)
         return cls(first, np.arange(1, keys + 1, dtype=np.int32), keys, tuple(lengths))
 
+    def within(self, window: int | None) -> "Visible":
+        """These keys as far as they are among the last `window` that a query sees; None: all."""
+        if window is None:
+            return self
+        within: Visible = self.once(
+            ("window", window),
+            lambda: Visible(np.maximum(self.first, self.last - np.int32(window)), self.last, self.keys),
+        )
+        return within
+
     @property
     def queries(self) -> int:
         return int(self.first.size)

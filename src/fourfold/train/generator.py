@@ -19,10 +19,11 @@ from fourfold.model.embedding import embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
-from fourfold.model.layers import ropes_of
+from fourfold.model.layers import layers_of, ropes_of
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import ParameterSpec, bind_weights, build_segments
+from fourfold.model.tiled_attention import attend_rows
 from fourfold.model.visible import Visible
 from fourfold.model.weights import FlatUnit
 
@@ -30,19 +31,29 @@ CPU = torch.device("cpu")
 
 
 class KeyValueCache:
-    """The keys and values of one layer, of up to `most` tokens. `operations` are those of torch, whose attention reads them."""
+    """The keys and values of one layer, of up to `most` tokens. `operations` are those of torch, whose attention reads them.
+    `window`, `chunk`: of that attention."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, window: int | None = None, chunk: int | None = None) -> None:
         self._most, self._held = most, 0
+        self._window, self._chunk = window or most, chunk or most
         self._keys = self._values = torch.empty(0)
-        self.operations: Operations = with_operations(torch_operations, {"attend": self._attend})
+        members = {"attend": self._attend, "on_accelerator": lambda x: True}  # one call a layer, whatever the mask
+        self.operations: Operations = with_operations(torch_operations, members)
 
     def clear(self) -> None:
         """Forgets all tokens."""
         self._held = 0
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        scale: float,
+        documents: Visible | None = None,
+        window: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`Operations.attend` of tokens that follow those held: all tokens so far at once, or one more."""
         first, last = self._held, self._held + k.shape[1]
@@ -53,8 +64,10 @@ class KeyValueCache:
         self._keys[:, first:last], self._values[:, first:last] = k, v
         self._held = last
         if not first:
-            return torch_operations.attend(q, k, v, causal, scale, documents)
-        return torch_operations.attend(q, self._keys[:, :last], self._values[:, :last], False, scale)
+            attend = torch_operations.attend if documents is None and window is None else attend_rows
+            return attend(q, k, v, causal, scale, documents, window)
+        seen = slice(max(last - self._window, (last - 1) // self._chunk * self._chunk), last)
+        return torch_operations.attend(q, self._keys[:, seen], self._values[:, seen], False, scale)
 
 
 class Generator:
@@ -73,7 +86,8 @@ class Generator:
         names = [balance_bias_extra(segment.layer or 0) for segment in segments if segment.kind == "block"]
         self._biases = [reader.extra(name).float().to(device) if name in reader.extras else None for name in names]
         self._angles = {rope: rope_tables(rope, most, torch.float32, device) for rope in ropes_of(model)}
-        self._caches = [KeyValueCache(most) for _ in self._biases]
+        mixers = (layer.mixer if layer is not None else None for layer in layers_of(model))
+        self._caches = [KeyValueCache(most, getattr(m, "window", None), getattr(m, "chunk", None)) for m in mixers]
         self._read: list[int] = []
         self._keeps = model.block is None
 

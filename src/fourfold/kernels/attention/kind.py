@@ -24,6 +24,7 @@ from fourfold.kernels.backend import Backend, LazyModule, is_installed, triton_r
 from fourfold.kernels.check import BOUNDS, row_faults
 from fourfold.kernels.timed import TimedKind
 from fourfold.model import torch_attention
+from fourfold.model.layers import windows_of
 from fourfold.model.tiled_attention import Attended, Gradients
 from fourfold.model.torch_attention import TILED as TILED_KERNELS
 from fourfold.model.torch_operations import torch_dtype
@@ -39,7 +40,7 @@ SCALE_OF_WIDTH = -0.5
 class AttentionCase:
     """A run's attention in one call: `batch` rows of `queries` tokens and as many keys, causal. `width`: of a head's
     queries and keys; `value_width`: of its values. `documents`: rows hold several of them; `rectangles`: there are also calls in
-    which every query sees every key, as under context parallelism."""
+    which every query sees every key, as under context parallelism; `windows`: and calls with these sliding windows."""
 
     batch: int
     queries: int
@@ -51,6 +52,7 @@ class AttentionCase:
     device: torch.device
     documents: bool = False
     rectangles: bool = False
+    windows: tuple[int, ...] = ()
 
 
 def _is_half(case: AttentionCase) -> bool:
@@ -58,15 +60,18 @@ def _is_half(case: AttentionCase) -> bool:
 
 
 def _refused(
-    case: AttentionCase, *, half: bool = False, documents: bool = True, width: int = 1, widest: int = 256
+    case: AttentionCase, *, half: bool = False, masks: bool = True, width: int = 1, widest: int = 256
 ) -> str | None:
-    """Why a kernel on CUDA of these limits does not take the case. `width`: what head sizes are multiples of."""
+    """Why a kernel on CUDA of these limits does not take the case. `masks`: whether it takes documents and windows; `width`: what
+    head sizes are multiples of."""
     if case.device.type != "cuda":
         return "it runs on CUDA"
     if half and not _is_half(case):
         return "it takes bf16 and fp16"
-    if case.documents and not documents:
+    if case.documents and not masks:
         return "it takes no documents"
+    if case.windows and not masks:
+        return "it takes no sliding windows"
     if case.width % width or case.value_width % width:
         return f"its head sizes are multiples of {width}"
     if max(case.width, case.value_width) > widest:
@@ -133,13 +138,13 @@ BACKENDS: Mapping[str, Backend[AttentionCase]] = {
             "cudnn",
             libraries.cudnn,
             libraries.cudnn_backward,
-            lambda case: _refused(case, half=True, documents=False, width=8),
+            lambda case: _refused(case, half=True, masks=False, width=8),
         ),
         _backend(
             "efficient",
             libraries.efficient,
             libraries.efficient_backward,
-            lambda case: _refused(case, documents=False, width=8),
+            lambda case: _refused(case, masks=False, width=8),
         ),
         _backend("flash-attn", package.flash_attn, package.flash_attn_backward, _package_refuses),
         _backend(
@@ -170,6 +175,7 @@ def case_of(spec: StepSpec, device: torch.device) -> AttentionCase:
         device=device,
         documents=spec.document_mask and device.type != "cpu",
         rectangles=layout.cp_ring > 1,
+        windows=tuple(sorted(windows_of(model, layout.sequence_length))) if device.type != "cpu" else (),
     )
 
 
@@ -180,8 +186,10 @@ def timed(backend: Backend[AttentionCase], case: AttentionCase) -> Callable[[], 
     ops, (grad, q, k, v) = backend.operations, _inputs(case, case.queries)
 
     def step() -> object:
-        out, lse = ops.attend(q, k, v, True, scale, documents)
-        return ops.attend_backward(grad, q, k, v, out, lse, True, scale, documents)
+        for window in (None, *case.windows):
+            out, lse = ops.attend(q, k, v, True, scale, documents, window)
+            gradients = ops.attend_backward(grad, q, k, v, out, lse, True, scale, documents, window)
+        return gradients
 
     return step
 
@@ -213,19 +221,19 @@ def _faults(backend: Backend[AttentionCase], case: AttentionCase) -> Iterator[st
     bound, scale = BOUNDS[case.dtype], case.width**SCALE_OF_WIDTH
     small = case == _small(case)
     reference = torch.float64 if small or case.dtype in (torch.float64, torch.float32) else torch.float32
-    for what, causal, documents, queries in _calls(case):
+    for what, causal, documents, window, queries in _calls(case):
         grad, q, k, v = _inputs(case, queries)
-        out, lse = ops.attend(q, k, v, causal, scale, documents)
-        gradients = ops.attend_backward(grad, q, k, v, out, lse, causal, scale, documents)
+        out, lse = ops.attend(q, k, v, causal, scale, documents, window)
+        gradients = ops.attend_backward(grad, q, k, v, out, lse, causal, scale, documents, window)
         for group in (None,) if small else sorted({0, case.kv_heads - 1}):
             part = partial(_of_group, case=case, group=group)
             exact = [part(x).to(reference) for x in (grad, q, k, v)]
             seen = documents if small or documents is None else Visible.documents(lengths_of(case))
             where = what if small else f"{what} of {case.queries} tokens"
             own = [part(x) for x in (out, lse)]
-            right = TILED_KERNELS.attend(*exact[1:], causal, scale, seen)
+            right = TILED_KERNELS.attend(*exact[1:], causal, scale, seen, window)
             yield from _off(("output", "log-sum-exp"), own, right, bound, where)
-            wanted = TILED_KERNELS.attend_backward(*exact, *(x.to(reference) for x in own), causal, scale, seen)
+            wanted = TILED_KERNELS.attend_backward(*exact, *(x.to(reference) for x in own), causal, scale, seen, window)
             names = [f"gradient of {name}" for name in ("queries", "keys", "values")]
             yield from _off(names, [part(x) for x in gradients], wanted, bound, where)
 
@@ -245,13 +253,16 @@ def _of_group(x: Tensor, case: AttentionCase, group: int | None) -> Tensor:
     return x[-1:, :, group * share : (group + 1) * share]
 
 
-def _calls(case: AttentionCase) -> Iterator[tuple[str, bool, Visible | None, int]]:
-    """Kinds of calls in a run: name, causal, documents, number of queries."""
-    yield "causal rows", True, None, case.queries
-    if case.documents:
-        yield "documents", True, Visible.documents(case.batch * lengths_of(case)), case.queries
+def _calls(case: AttentionCase) -> Iterator[tuple[str, bool, Visible | None, int | None, int]]:
+    """Kinds of calls in a run: name, causal, documents, window, number of queries."""
+    yield "causal rows", True, None, None, case.queries
+    documents = Visible.documents(case.batch * lengths_of(case)) if case.documents else None
+    if documents is not None:
+        yield "documents", True, documents, None, case.queries
+    for window in case.windows:
+        yield f"a window of {window}", True, documents, window, case.queries
     if case.rectangles:
-        yield "rectangles", False, None, -(-case.queries // 2)
+        yield "rectangles", False, None, None, -(-case.queries // 2)
 
 
 def _inputs(case: AttentionCase, queries: int) -> list[Tensor]:

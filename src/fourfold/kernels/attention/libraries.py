@@ -16,8 +16,16 @@ EFFICIENT_ROWS = 32
 """The memory-efficient kernel pads the log-sum-exp to a multiple of these."""
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None) -> Attended:
-    """cuDNN's kernel, which takes values of another width than keys. No documents."""
+def cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    documents: Visible | None = None,
+    window: int | None = None,
+) -> Attended:
+    """cuDNN's kernel, which takes values of another width than keys. No documents, no window."""
     inputs = (x.transpose(1, 2) for x in (q, k, v))
     out, lse, *_ = _ATEN._scaled_dot_product_cudnn_attention(*inputs, None, True, 0.0, causal, False, scale=scale)
     return out.transpose(1, 2), lse.squeeze(-1).transpose(1, 2)
@@ -33,6 +41,7 @@ def cudnn_backward(
     causal: bool,
     scale: float,
     documents: Visible | None = None,
+    window: int | None = None,
 ) -> Gradients:
     inputs = [*(x.transpose(1, 2) for x in (grad, q, k, v, out)), lse.transpose(1, 2).contiguous().unsqueeze(-1)]
     random = [torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2)]
@@ -44,9 +53,15 @@ def cudnn_backward(
 
 
 def efficient(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    documents: Visible | None = None,
+    window: int | None = None,
 ) -> Attended:
-    """The memory-efficient kernel, fp32 too; keys and values are repeated for their groups of queries. No documents."""
+    """The memory-efficient kernel, fp32 too; keys and values are repeated for their groups of queries. No documents, no window."""
     inputs = [x.transpose(1, 2) for x in (q, *_repeated(q, k, v))]
     out, lse, *_ = _ATEN._scaled_dot_product_efficient_attention(*inputs, None, True, 0.0, causal, scale=scale)
     return out.transpose(1, 2), lse[..., : q.shape[1]].transpose(1, 2)
@@ -62,6 +77,7 @@ def efficient_backward(
     causal: bool,
     scale: float,
     documents: Visible | None = None,
+    window: int | None = None,
 ) -> Gradients:
     inputs = [x.transpose(1, 2) for x in (grad, q, *_repeated(q, k, v))]
     rows = F.pad(lse.transpose(1, 2), (0, -q.shape[1] % EFFICIENT_ROWS), value=float("inf")).contiguous()

@@ -14,25 +14,35 @@ from fourfold.model.torch_attention import document_ends, kernel_width, pad_last
 from fourfold.model.visible import Visible
 
 NAME = "flash_attn"
-_EVERYTHING: dict[str, Any] = {
-    "dropout_p": 0.0,
-    "window_size_left": -1,
-    "window_size_right": -1,
-    "softcap": 0.0,
-    "alibi_slopes": None,
-}
-"""No dropout, no window, no cap, no bias."""
+
+
+def _everything(window: int | None) -> dict[str, Any]:
+    """No dropout, no cap, no bias; keys before a query's own and behind it, of which -1 are all."""
+    left, right = (-1, -1) if window is None else (window - 1, 0)
+    return {
+        "dropout_p": 0.0,
+        "window_size_left": left,
+        "window_size_right": right,
+        "softcap": 0.0,
+        "alibi_slopes": None,
+    }
 
 
 def flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, documents: Visible | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    scale: float,
+    documents: Visible | None = None,
+    window: int | None = None,
 ) -> Attended:
     """Attention by the package, called as `torch_attention.flash` is."""
     package = import_module(f"{NAME}.flash_attn_interface")
 
     value = v.shape[-1]
     padded = [pad_last(x, kernel_width(q, v)) for x in (q, k, v)]
-    options = {**_EVERYTHING, "softmax_scale": scale, "causal": causal, "return_softmax": False}
+    options = {**_everything(window), "softmax_scale": scale, "causal": causal, "return_softmax": False}
     if documents is None:
         out, lse, *_ = package._flash_attn_forward(*padded, **options)
         return out[..., :value], lse.transpose(1, 2)
@@ -51,13 +61,14 @@ def flash_attn_backward(
     causal: bool,
     scale: float,
     documents: Visible | None = None,
+    window: int | None = None,
 ) -> Gradients:
     """Gradients by the package, called as `torch_attention.flash_backward` is."""
     package = import_module(f"{NAME}.flash_attn_interface")
 
     sizes = q.shape[-1], k.shape[-1], v.shape[-1]
     padded = [pad_last(x, kernel_width(q, v)) for x in (grad, q, k, v, out)]
-    options = {**_EVERYTHING, "softmax_scale": scale, "causal": causal, "deterministic": True}
+    options = {**_everything(window), "softmax_scale": scale, "causal": causal, "deterministic": True}
     if documents is None:
         grads = [torch.empty_like(x) for x in padded[1:4]]
         package._flash_attn_backward(*padded, lse.transpose(1, 2).contiguous(), *grads, **options)

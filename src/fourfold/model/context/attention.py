@@ -31,15 +31,17 @@ def attend_forward(
     saved: Saved,
     made: dict[Hashable, Documents] | None = None,
     placement: Placement | None = None,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> Array:
     """Causal attention within each document, for one rank's tokens (`ContextParallel` says which they are).
 
     `parts`: q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads,
     value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
     documents over the full sequence. `made`: keeps what is derived from the documents for the microbatch's next layers.
-    `placement`: which chunks of the rows each ring rank has, zig-zag where None. All ranks of `ring` and of `ulysses` call it
-    together, in forward and in backward. With more than one rank seq_local is even; heads are a multiple of kv_heads and of the
-    ulysses ranks.
+    `placement`: which chunks of the rows each ring rank has, zig-zag where None. `window`, `chunk`: as `Documents` has them. All
+    ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more than one rank seq_local is even; heads
+    are a multiple of kv_heads and of the ulysses ranks.
     """
     context = env.parallel.context or NOT_SPLIT
     if context.ulysses is not None:
@@ -48,9 +50,10 @@ def attend_forward(
         saved.keep(kv_heads=kv_heads)
     ring = context.ring
     ranks = ring.size if ring is not None else 1
-    made, key = {} if made is None else made, (parts[0].shape[0], parts[0].shape[1] * ranks)
+    made, sizes = {} if made is None else made, (parts[0].shape[0], parts[0].shape[1] * ranks)
+    key = (*sizes, window, chunk)
     if key not in made:
-        made[key] = Documents(*key, document_lengths, ranks, placement)
+        made[key] = Documents(*sizes, document_lengths, ranks, placement, window, chunk)
     documents = made[key]
     if ring is None:
         out = local_forward(env, parts, documents, saved)

@@ -16,7 +16,7 @@ from fourfold.model.context.partial import (
     own_output,
     own_work_in_two,
 )
-from fourfold.model.context.pieces import Documents, Piece, gathered_pieces, own_pieces
+from fourfold.model.context.pieces import Documents, Piece, earlier_pieces, gathered_pieces, own_pieces
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
@@ -40,12 +40,17 @@ class Gathering:
             yield full.transpose(0, 1)
 
 
-Pieces = tuple[list[Piece], list[Piece], list[Piece]]
-"""The pieces against the rank's own keys, and against the gathered front and back chunks of others."""
+Pieces = tuple[list[Piece], list[Piece], list[Piece], list[Piece]]
+"""The pieces against the rank's own keys, in two lists, and against the gathered front and back chunks of others."""
 
 
 def _pieces(group: Group, documents: Documents, packs: bool) -> Pieces:
-    return own_pieces(group.index, documents, packs), *gathered_pieces(group.index, documents)
+    rank = group.index
+    return (
+        own_pieces(rank, documents, packs),
+        earlier_pieces(rank, documents, packs),
+        *gathered_pieces(rank, documents),
+    )
 
 
 def gather_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
@@ -57,12 +62,15 @@ def gather_forward(env: Environment, parts: list[Array], group: Group, documents
     head_dim, dtype = q.shape[-1], q.dtype
     packs = ops.on_accelerator(q)
     pieces = documents.once("gathered", lambda: _pieces(group, documents, packs))
-    own, *chunks = pieces
+    own, earlier, *chunks = pieces
     scale = head_dim**-0.5
     gathering = Gathering(ops, group, k, v)
     given = [q, k, v]
+    own_keys = [k, v] if earlier else []
     del k, v
     out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
+    if earlier:
+        merge_output(ops, out, lse, q, own_keys, earlier, scale)
     for kv, others in zip(gathering.finish(), chunks, strict=True):
         merge_output(ops, out, lse, q, list(halves(kv, head_dim)), others, scale)
     del gathering, kv, q
@@ -76,12 +84,12 @@ def gather_backward(env: Environment, given: list[Array], group: Group, saved: S
     given.clear()
     q, k, v = saved.take("qkv")
     head_dim, dtype = q.shape[-1], q.dtype
-    own, *chunks = saved.take("pieces")
+    own, earlier, *chunks = saved.take("pieces")
     gathering = Gathering(ops, group, k, v)
     lse = saved.take("lse")
     inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
     del grad, out, q, lse
-    first, second = own_work_in_two(own, k.shape[2])
+    first, second = own_work_in_two([*own, *earlier], k.shape[2])
     d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.accumulation_dtype(inputs.q))
     own_shares = add_query_gradients(inputs, [k, v], first[0], d_q, first[1])
     scatterings = []

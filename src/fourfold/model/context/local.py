@@ -1,7 +1,7 @@
 """Causal attention of sequences that one rank holds, document by document."""
 
-from fourfold.model.context.partial import AttentionInputs, own_gradients, own_output
-from fourfold.model.context.pieces import Documents, own_pieces
+from fourfold.model.context.partial import AttentionInputs, merge_output, own_gradients, own_output, summed_gradients
+from fourfold.model.context.pieces import Documents, earlier_pieces, own_pieces
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 
@@ -11,11 +11,14 @@ def local_forward(env: Environment, parts: list[Array], documents: Documents, sa
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
-    packs = ops.on_accelerator(q)
-    pieces = documents.once("own", lambda: own_pieces(0, documents, packs))
-    out, lse = own_output(ops, [q, k, v], pieces, q.shape[-1] ** -0.5, q.dtype)
+    packs, scale, dtype = ops.on_accelerator(q), q.shape[-1] ** -0.5, q.dtype
+    pieces = documents.once("own", lambda: (own_pieces(0, documents, packs), earlier_pieces(0, documents, packs)))
+    own, earlier = pieces
+    out, lse = own_output(ops, [q, k, v], own, scale, ops.accumulation_dtype(q) if earlier else dtype)
+    if earlier:
+        merge_output(ops, out, lse, q, [k, v], earlier, scale)
     saved.keep(lse=lse, pieces=pieces)
-    return out.contiguous()
+    return out.to(dtype).contiguous()
 
 
 def local_backward(env: Environment, given: list[Array], saved: Saved) -> list[Array]:
@@ -26,4 +29,5 @@ def local_backward(env: Environment, given: list[Array], saved: Saved) -> list[A
     inputs = AttentionInputs(env.ops, grad, q, out, saved.take("lse"), q.shape[-1] ** -0.5)
     keys = [k, v]
     del grad, out, q, k, v
-    return own_gradients(inputs, keys, saved.take("pieces"))
+    own, earlier = saved.take("pieces")
+    return own_gradients(inputs, keys, own) if not earlier else summed_gradients(inputs, keys, [*own, *earlier])

@@ -18,6 +18,15 @@ def _covers(pieces: Sequence[Piece], q: Array) -> bool:
     return len(pieces) == 1 and pieces[0].rows == (0, q.shape[0]) and pieces[0].queries == (0, q.shape[1])
 
 
+def _attend(ops: Operations, q: Array, k: Array, v: Array, piece: Piece, scale: float) -> tuple[Array, Array]:
+    """A piece's output and log-sum-exp. A square turned over is a causal one of tokens in the other order."""
+    q, k, v = part(q, piece.rows, piece.queries), part(k, piece.rows, piece.keys), part(v, piece.rows, piece.keys)
+    if piece.mask != "turned":
+        return ops.attend(q, k, v, piece.mask == "causal", scale, piece.documents, piece.window)
+    out, lse = ops.attend(ops.flip(q, 1), ops.flip(k, 1), ops.flip(v, 1), True, scale)
+    return ops.flip(out, 1), ops.flip(lse, 1)
+
+
 def own_output(
     ops: Operations, given: list[Array], pieces: Sequence[Piece], scale: float, dtype: Format
 ) -> tuple[Array, Array]:
@@ -26,14 +35,14 @@ def own_output(
     q, k, v = given
     given.clear()
     if _covers(pieces, q):
-        out, lse = ops.attend(q, k, v, pieces[0].causal, scale, pieces[0].documents)
+        out, lse = _attend(ops, q, k, v, pieces[0], scale)
         return out.to(dtype), lse
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     lse = q.new_empty(q.shape[:-1], dtype=ops.accumulation_dtype(q))
-    for rows, queries, keys, causal, _ in ops.repeats(pieces, extent):
-        result = ops.attend(part(q, rows, queries), part(k, rows, keys), part(v, rows, keys), causal, scale)
-        part(out, rows, queries).copy_(result[0])
-        part(lse, rows, queries).copy_(result[1])
+    for piece in ops.repeats(pieces, extent):
+        result = _attend(ops, q, k, v, piece, scale)
+        part(out, piece.rows, piece.queries).copy_(result[0])
+        part(lse, piece.rows, piece.queries).copy_(result[1])
         del result
     return out, lse
 
@@ -45,9 +54,9 @@ def merge_output(
     second weighs exp(l') / (exp(l) + exp(l')) = sigmoid(l' - l), and the sum's log-sum-exp is logaddexp(l, l')."""
     k, v = keys_values
     keys_values.clear()
-    for rows, queries, keys, causal, _ in pieces:
-        more, more_lse = ops.attend(part(q, rows, queries), part(k, rows, keys), part(v, rows, keys), causal, scale)
-        out_part, lse_part = part(out, rows, queries), part(lse, rows, queries)
+    for piece in ops.repeats(pieces, extent):
+        more, more_lse = _attend(ops, q, k, v, piece, scale)
+        out_part, lse_part = part(out, piece.rows, piece.queries), part(lse, piece.rows, piece.queries)
         with ops.fused():
             weight = (more_lse - lse_part).sigmoid().unsqueeze(-1)
             out_part.lerp_(more.to(out.dtype), weight)
@@ -73,10 +82,16 @@ class AttentionInputs:
 
     def gradients(self, k: Array, v: Array, piece: Piece) -> tuple[Array, Array, Array]:
         """A piece's share of the gradients of its queries, its keys and its values."""
-        rows, queries, keys, causal, documents = piece
+        rows, queries, keys, mask, documents, window = piece
         grad, q, out, lse = (part(x, rows, queries) for x in (self.grad, self.q, self.out, self.lse))
         k, v = part(k, rows, keys), part(v, rows, keys)
-        return self.ops.attend_backward(grad, q, k, v, out, lse, causal, self.scale, documents)
+        if mask != "turned":
+            masked = mask == "causal"
+            return self.ops.attend_backward(grad, q, k, v, out, lse, masked, self.scale, documents, window)
+        flip = self.ops.flip
+        grad, q, k, v, out, lse = (flip(x, 1) for x in (grad, q, k, v, out, lse))
+        d_q, d_k, d_v = self.ops.attend_backward(grad, q, k, v, out, lse, True, self.scale)
+        return flip(d_q, 1), flip(d_k, 1), flip(d_v, 1)
 
 
 def own_gradients(inputs: AttentionInputs, keys_values: list[Array], pieces: Sequence[Piece]) -> list[Array]:
@@ -91,6 +106,16 @@ def own_gradients(inputs: AttentionInputs, keys_values: list[Array], pieces: Seq
             part(into, piece.rows, tokens).copy_(share)
         del shares, share
     return sums
+
+
+def summed_gradients(inputs: AttentionInputs, keys_values: list[Array], pieces: Sequence[Piece]) -> list[Array]:
+    """Gradients of q, k and v, in their format, from pieces that may meet each other. `keys_values`: k and v, taken out of the
+    list."""
+    dtype = inputs.ops.accumulation_dtype(inputs.q)
+    sums = [x.new_zeros(x.shape, dtype=dtype) for x in (inputs.q, *keys_values)]
+    formats = [x.dtype for x in (inputs.q, *keys_values)]
+    add_key_gradients(add_query_gradients(inputs, keys_values, pieces, sums[0]), *sums[1:])
+    return [x.to(dtype) for x, dtype in zip(sums, formats, strict=True)]
 
 
 class KeyShare(NamedTuple):

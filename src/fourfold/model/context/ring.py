@@ -18,7 +18,7 @@ from fourfold.model.context.partial import (
     own_output,
     own_work_in_two,
 )
-from fourfold.model.context.pieces import Documents, Piece, own_pieces, ring_pieces
+from fourfold.model.context.pieces import Documents, Piece, earlier_pieces, own_pieces, ring_pieces
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Group, Pending
@@ -45,10 +45,10 @@ class Rotation:
 
 
 def _pieces_of_steps(group: Group, documents: Documents, packs: bool) -> list[Sequence[Piece]]:
-    """The pieces against the keys of the rank t places before, for every step t."""
+    """The pieces against the rank's own keys, in two lists, and against those of the rank t places before, for every step t."""
     rank, size = group.index, group.size
     others = [ring_pieces(rank, (rank - step) % size, documents) for step in range(1, size)]
-    return [own_pieces(rank, documents, packs), *others]
+    return [own_pieces(rank, documents, packs), earlier_pieces(rank, documents, packs), *others]
 
 
 def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
@@ -65,13 +65,16 @@ def ring_forward(env: Environment, parts: list[Array], group: Group, documents: 
     head_dim, dtype = q.shape[-1], q.dtype
     packs = ops.on_accelerator(q)
     steps = documents.once("ring", lambda: _pieces_of_steps(group, documents, packs))
-    own, *others = steps
+    own, earlier, *others = steps
     scale = head_dim**-0.5
     rotation = Rotation(group, joined(ops, k, v))
     rotation.start()
     given = [q, k, v]
+    own_keys = [k, v] if earlier else []
     del k, v
     out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
+    if earlier:
+        merge_output(ops, out, lse, q, own_keys, earlier, scale)
     for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
         rotation.finish()
         if step + 1 < group.size:
@@ -88,11 +91,11 @@ def ring_backward(env: Environment, given: list[Array], group: Group, saved: Sav
     given.clear()
     q, k, v = saved.take("qkv")
     head_dim, dtype = q.shape[-1], q.dtype
-    own, *others = saved.take("steps")
+    own, earlier, *others = saved.take("steps")
     lse = saved.take("lse")
     inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
     del grad, out, q, lse
-    first, second = own_work_in_two(own, k.shape[2])
+    first, second = own_work_in_two([*own, *earlier], k.shape[2])
     rotation, sums = Rotation(group, joined(ops, k, v)), Rotation(group)
     rotation.start()
     d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.accumulation_dtype(inputs.q))

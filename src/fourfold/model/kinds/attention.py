@@ -33,7 +33,8 @@ class AttentionParameters(Parameters[T]):
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """`qk_norm`: RMSNorms of every head's query and key."""
+    """`qk_norm`: RMSNorms of every head's query and key. `window`: the keys that a query sees at most, itself the last; `chunk`:
+    tokens of the parts of a document within which it sees; None: no limit."""
 
     num_heads: int
     num_kv_heads: int
@@ -43,6 +44,8 @@ class GroupedAttention:
     qk_norm: bool = False
     norm_eps: float = 1e-5
     rope: Rope | None = None
+    window: int | None = None
+    chunk: int | None = None
 
     def declare(self, widths: Widths) -> AttentionParameters[Declared]:
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -65,7 +68,7 @@ class GroupedAttention:
         heads, kv_heads = self.local_heads(w)
         parts = list(qkv.split((heads, kv_heads, kv_heads), dim=-2))
         del qkv
-        return output_forward(run, attended(run, parts), w.output, residual, w.output_bias)
+        return output_forward(run, attended(run, parts, self.window, self.chunk), w.output, residual, w.output_bias)
 
     def backward(self, run: Pass, grad: Array, w: AttentionParameters[Weight], source: InputSource) -> Array:
         """grad [t, hidden] of the output -> the gradient of the residual stream; adds the weights' gradients."""
@@ -152,10 +155,11 @@ class GroupedAttention:
             g.copy_(result.view_as(g))
 
 
-def attended(run: Pass, parts: list[Array]) -> Array:
+def attended(run: Pass, parts: list[Array], window: int | None = None, chunk: int | None = None) -> Array:
     """Causal attention of q, k and v, taken out of the list, as in `attend_forward`."""
     batch = run.batch
-    return attend_forward(run.env, parts, batch.document_lengths, run.saved, batch.documents, batch.placement)
+    masks = batch.documents, batch.placement, window, chunk
+    return attend_forward(run.env, parts, batch.document_lengths, run.saved, *masks)
 
 
 def output_forward(

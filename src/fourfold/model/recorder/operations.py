@@ -117,10 +117,11 @@ class RecorderOperations:
         causal: bool,
         scale: float,
         documents: "Visible | None" = None,
+        window: int | None = None,
     ) -> tuple[ShapeTensor, ShapeTensor]:
         width, value, rows = self._kernel_width(q, v), v.shape[-1], q.shape[:2]
         padded = [self._laid(self._padded(x, width), documents) for x in (q, k, v)]
-        self._attend(q, k, v, causal, documents, backward=False)
+        self._attend((q, k, v), causal, documents, window, backward=False)
         out, lse = padded[0].empty_like(), self.make(q.shape[:-1], self.accumulation_dtype(q))
         return (out if documents is None else out.unflatten(0, rows))[..., :value], lse
 
@@ -135,25 +136,35 @@ class RecorderOperations:
         causal: bool,
         scale: float,
         documents: "Visible | None" = None,
+        window: int | None = None,
     ) -> tuple[ShapeTensor, ShapeTensor, ShapeTensor]:
         width = self._kernel_width(q, v)
         padded = [self._laid(self._padded(x, width), documents) for x in (grad, q, k, v, out)]
-        self._attend(q, k, v, causal, documents, backward=True)
+        self._attend((q, k, v), causal, documents, window, backward=True)
         for tensor in (*padded, lse):
             tensor.storage.read = self.recording.passes
         d_q, d_k, d_v = (self.make((*y.shape[:-1], width), y.dtype)[..., : y.shape[-1]] for y in (q, k, v))
         return d_q, d_k, d_v
 
     def _attend(
-        self, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor, causal: bool, documents: "Visible | None", backward: bool
+        self,
+        inputs: tuple[ShapeTensor, ShapeTensor, ShapeTensor],
+        causal: bool,
+        documents: "Visible | None",
+        window: int | None,
+        backward: bool,
     ) -> None:
-        """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys. Columns that are
-        padding do not count. Documents of one length, of which a footprint has no others, are one kernel."""
+        """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys; with a window, as
+        half of fewer. Columns that are padding do not count. Documents of one length, of which a footprint has no others, are one
+        kernel."""
+        q, k, v = inputs
         batch, queries, heads, _ = q.shape
         keys = k.shape[1] if causal else 2 * k.shape[1]
         squares = Counter((length, length) for length in documents.lengths) if documents else {(queries, keys): batch}
         for (queries, keys), number in squares.items():
             widths = (q.shape[-1], v.shape[-1])
+            if window is not None and window < keys:
+                keys = window * (2 * keys - window) // keys
             self.recording.attend(Attention(number, queries, keys, heads, k.shape[2], *widths, backward))
 
     def _laid(self, x: ShapeTensor, documents: "Visible | None") -> ShapeTensor:
@@ -264,6 +275,11 @@ class RecorderOperations:
         shape[dim] = sum(part.shape[dim] for part in parts)
         out = self.make(shape, parts[0].dtype)
         self.recording.touch(parts, out)
+        return out
+
+    def flip(self, x: ShapeTensor, dim: int) -> ShapeTensor:
+        out = self.make(x.shape, x.dtype)
+        self.recording.touch((x,), out)
         return out
 
     def stack(self, parts: Sequence[ShapeTensor], dim: int = 0) -> ShapeTensor:
