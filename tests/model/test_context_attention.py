@@ -95,6 +95,23 @@ def test_bytes_sent_are_those_declared(method) -> None:
             assert result.backward_bytes == declared_bytes(recorded.backward, degrees), case
 
 
+@pytest.mark.parametrize("method", [method for method in METHODS if method[0] > 1], ids=str)
+def test_a_window_sends_the_keys_that_it_reaches(method) -> None:
+    """As declared; where a window reaches no further back than a chunk, the ends of two chunks, however many ranks there are."""
+    ring, ulysses, gather = method
+    degrees = {"cp_ring": ring, "cp_ulysses": ulysses}
+    cases = [Case(ring, ulysses, gather, 2, 4, 2, 8, 8, SEQUENCE, window=window) for window in (2, 4, 9)]
+    for case, results in zip(cases, run_cases(cases), strict=True):
+        for rank, result in enumerate(results):
+            recorded = record(case, rank // ulysses)
+            assert result.forward_bytes == declared_bytes(recorded.forward, degrees), case
+            assert result.backward_bytes == declared_bytes(recorded.backward, degrees), case
+            if case.window in (2, 4):
+                ends = 2 * (case.window - 1) * case.batch * case.kv_heads // ulysses * 16 * 8
+                assert result.forward_bytes["cp_ring"] == ends
+                assert result.backward_bytes["cp_ring"] == 2 * ends
+
+
 def declared_bytes(phase: Work, degrees: dict[str, int]) -> dict[str, int]:
     result = {axis: 0 for axis, degree in degrees.items() if degree > 1}
     for each in phase.collectives:

@@ -265,7 +265,7 @@ def attention_memory(env: Environment, case: Case, parts: list[Array], grad: Arr
     """Runs forward and backward, on tensors or on shape-only tensors. `parts`: q, k and v, which live outside, as does `grad`."""
     saved, before = Saved(), meter.live()
     meter.restart()
-    out = attend_forward(env, parts, case.documents, saved)
+    out = attend_forward(env, parts, case.documents, saved, window=case.window, chunk=case.chunk)
     saved.keep(attention=out.view(-1, out.shape[-1]))
     del out
     forward_peak, kept = meter.peak() - before, meter.live() - before

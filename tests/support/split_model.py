@@ -70,9 +70,9 @@ class CountingGroup:
         self._note("all_to_all", sent)
         return self._group.all_to_all(received, sent, received_rows, sent_rows)
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], back: bool = False) -> Pending:
         self.started.append(("shift", sum(t.numel() * t.element_size() for t in sent)))
-        return self._group.shift(received, sent)
+        return self._group.shift(received, sent, back)
 
 
 def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:

@@ -68,7 +68,7 @@ class LonelyGroup:
     def all_to_all(self, received: Tensor, sent: Tensor, *rows: Any) -> StartedCollectives:
         return self._start("all_to_all", [sent], [received], [sent])
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> StartedCollectives:
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], back: bool = False) -> StartedCollectives:
         return self._start("shift", sent, received, sent)
 
 

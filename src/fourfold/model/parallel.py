@@ -42,8 +42,8 @@ class Group(Protocol):
         """Part i of `sent` goes to rank i of the group, part i of `received` comes from it. Without their rows, parts are equal."""
         ...
 
-    def shift(self, received: Sequence[Array], sent: Sequence[Array]) -> Pending:
-        """`sent` goes to the next rank of the group, `received` comes from the one before (a ring)."""
+    def shift(self, received: Sequence[Array], sent: Sequence[Array], back: bool = False) -> Pending:
+        """`sent` goes to the next rank of the group, `received` comes from the one before (a ring); `back`: the other way."""
         ...
 
 

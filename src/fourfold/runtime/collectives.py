@@ -100,9 +100,9 @@ class AxisGroup:
         """Part i of `sent` goes to rank i, part i of `received` comes from it; parts by rows of dim 0, or equal."""
         return Handle(self.all_to_all_phases(received, sent, received_rows, sent_rows))
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Handle:
-        """Sends `sent` to the next rank of the group and receives `received` from the one before."""
-        return Handle(self._shift(received, sent))
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], back: bool = False) -> Handle:
+        """Sends `sent` to the next rank of the group and receives `received` from the one before; `back`: the other way."""
+        return Handle(self._shift(received, sent, back))
 
     def _count(self, kind: str, full: Tensor) -> None:
         self.sent_bytes += sent_bytes(kind, full.numel() * full.element_size(), self.size)
@@ -185,8 +185,10 @@ class AxisGroup:
         start = self.link.send if sends else self.link.receive
         yield [start(tensor, self.ranks[peer], upwards, number)]
 
-    def _shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Phases:
+    def _shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], back: bool) -> Phases:
         following, before = self.ranks[(self.index + 1) % self.size], self.ranks[self.index - 1]
+        if back:
+            following, before = before, following
         self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
         yield self.link.exchange([(x, following) for x in sent], [(x, before) for x in received])
 

@@ -35,10 +35,10 @@ def merging_forgets_the_new_log_sum_exp() -> Iterator[None]:
 @mutant
 def the_ring_turns_the_other_way() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def shift(self: AxisGroup, received: Any, sent: Any) -> Any:
+        def shift(self: AxisGroup, received: Any, sent: Any, back: bool) -> Any:
             mirrored = copy.copy(self)
             mirrored.ranks, mirrored.index = self.ranks[::-1], self.size - 1 - self.index
-            yield from original(mirrored, received, sent)
+            yield from original(mirrored, received, sent, back)
 
         return shift
 

@@ -5,6 +5,7 @@ Ring attention: Liu, Zaharia & Abbeel 2023; the zig-zag is Brandon et al. 2023's
 
 from collections.abc import Hashable, Sequence
 
+from fourfold.model.context import halo
 from fourfold.model.context.gather import gather_backward, gather_forward
 from fourfold.model.context.local import local_backward, local_forward
 from fourfold.model.context.pieces import Documents
@@ -57,6 +58,9 @@ def attend_forward(
     documents = made[key]
     if ring is None:
         out = local_forward(env, parts, documents, saved)
+    elif halo.takes(documents):
+        out = halo.halo_forward(env, parts, ring, documents, saved)
+        saved.keep(halo=True)
     elif context.gather:
         out = gather_forward(env, parts, ring, documents, saved)
     else:
@@ -89,6 +93,8 @@ def attend_backward(env: Environment, given: list[Array], saved: Saved) -> list[
     del out
     if context.ring is None:
         grads = local_backward(env, given, saved)
+    elif saved.take_if_kept("halo"):
+        grads = halo.halo_backward(env, given, context.ring, saved)
     elif context.gather:
         grads = gather_backward(env, given, context.ring, saved)
     else:

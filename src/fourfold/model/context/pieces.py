@@ -75,7 +75,7 @@ class Documents:
     ) -> None:
         self.batch, self.ring, self.length = batch, ring, sequence_length
         self.window = None if window is None or window >= sequence_length else window
-        self._placement = placement or zigzag(ring)
+        self.placement = placement or zigzag(ring)
         self._made: dict[Hashable, Any] = {}
         if lengths is None:
             self.rows: list[list[Span]] = [cut([(0, sequence_length)], chunk)]
@@ -92,8 +92,8 @@ class Documents:
 
     def runs(self, rank: int, row: int = 0) -> list[Run]:
         """The positions of a ring rank's tokens of a row."""
-        chunk = self.length // self._placement.num_chunks
-        chunks = self._placement.of_row(row)[rank]
+        chunk = self.length // self.placement.num_chunks
+        chunks = self.placement.of_row(row)[rank]
         return [Run(index * chunk, place * chunk, (place + 1) * chunk) for index, place in enumerate(chunks)]
 
     def within(self, row: int, span: Span) -> list[Span]:
@@ -176,6 +176,11 @@ def ring_pieces(rank: int, source: int, documents: Documents) -> list[Piece]:
     if documents.window is not None:
         return documents.pieces(lambda row: _windowed(rank, row, documents, documents.runs(source, row)))
     return documents.pieces(lambda row: [(*spans, "all") for spans in _rectangles(rank, source, row, documents)])
+
+
+def window_pieces(rank: int, documents: Documents, held: Sequence[Run]) -> list[Piece]:
+    """With a window, the pieces that a rank computes against keys that are held in some runs, of every row alike."""
+    return documents.pieces(lambda row: _windowed(rank, row, documents, held))
 
 
 def gathered_pieces(rank: int, documents: Documents) -> tuple[list[Piece], list[Piece]]:

@@ -215,6 +215,6 @@ class RecordedGroup:
     def all_to_all(self, received: Any, sent: Any, received_rows: Any = None, sent_rows: Any = None) -> Flight:
         return self.recording.start("all_to_all", self.axes, self.size, sent.nbytes, (received, sent))
 
-    def shift(self, received: Any, sent: Any) -> Flight:
+    def shift(self, received: Any, sent: Any, back: bool = False) -> Flight:
         size = sum(tensor.nbytes for tensor in sent)
         return self.recording.start("shift", self.axes, self.size, size, (tuple(received), tuple(sent)))
