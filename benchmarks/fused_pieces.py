@@ -12,6 +12,7 @@ from fourfold.config import ModelConfig
 from fourfold.config.optimizers import AdamWSection
 from fourfold.model.environment import Environment
 from fourfold.model.head import summed_loss_and_gradient
+from fourfold.model.layers import final_norm
 from fourfold.model.norm import normalize, normalize_backward
 from fourfold.model.operations import Array, Groups
 from fourfold.model.rope import rotate_
@@ -102,13 +103,13 @@ def update_piece(numel: int, parameters: int) -> Piece:
 
 def _norm(env: Environment, a: Arrays) -> tuple[Array, ...]:
     weights: Any = SimpleNamespace(weight=Weight(a["weight"], None), bias=None)
-    return (normalize(env.ops, a["x"], weights, env.model.norm_eps)[0],)
+    return (normalize(env.ops, final_norm(env.model), a["x"], weights)[0],)
 
 
 def _norm_backward(env: Environment, a: Arrays) -> tuple[Array, ...]:
     weights: Any = SimpleNamespace(weight=Weight(a["weight"], a["weight_grad"]), bias=None)
     with env.ops.fused():
-        grad = normalize_backward(env.ops, a["grad"], a["x"], (a["scale"],), weights)
+        grad = normalize_backward(env.ops, final_norm(env.model), a["grad"], a["x"], (a["scale"],), weights)
         return grad.add_(a["residual"]), a["weight_grad"]
 
 

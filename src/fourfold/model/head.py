@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from fourfold.model.embedding import EmbeddingParameters
 from fourfold.model.environment import Environment
+from fourfold.model.layers import final_norm
 from fourfold.model.norm import NormParameters, normalize, normalize_backward
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
@@ -47,7 +48,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weig
     x [t, hidden], targets [batch, seq].
     """
     ops = env.ops
-    normed, _ = normalize(ops, x, w.norm, env.model.norm_eps)
+    normed, _ = normalize(ops, final_norm(env.model), x, w.norm)
     normed = gather_tokens(normed, env.parallel).wait()
     total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
@@ -62,7 +63,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weig
 
 def head_logits(env: Environment, x: Array, w: HeadParameters[Weight]) -> Array:
     """Logits of every position. x [tokens, hidden] -> [tokens, vocab]; one process."""
-    normed, _ = normalize(env.ops, x, w.norm, env.model.norm_eps)
+    normed, _ = normalize(env.ops, final_norm(env.model), x, w.norm)
     return env.ops.linear(normed, w.unembedding.data)
 
 
@@ -75,7 +76,7 @@ def head_loss_backward(
     `num_targets`: valid target tokens of the full global batch, an integer scalar. Returns (scalar, [t, hidden]).
     """
     ops = env.ops
-    normed, statistics = normalize(ops, x, w.norm, env.model.norm_eps)
+    normed, statistics = normalize(ops, final_norm(env.model), x, w.norm)
     normed = gather_tokens(normed, env.parallel).wait()
     total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
     divisor = num_targets.clamp(min=1)
@@ -96,7 +97,7 @@ def head_loss_backward(
     grad = arriving.wait()
     del arriving
     with ops.fused():
-        return total, normalize_backward(ops, grad, x, statistics, w.norm)
+        return total, normalize_backward(ops, final_norm(env.model), grad, x, statistics, w.norm)
 
 
 def _chunks(

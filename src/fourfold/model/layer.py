@@ -134,17 +134,17 @@ class Half:
 
     run: Pass
     norms: HalfNorms[Weight]
-    eps: float
+    norm: Norm
 
     @staticmethod
     def of(run: Pass, name: str, norms: HalfNorms[Weight], norm: Norm) -> "Half":
-        return Half(replace(run, saved=run.saved.part(name)), norms, norm.eps)
+        return Half(replace(run, saved=run.saved.part(name)), norms, norm)
 
     def enter(self, x: Array, residual: Array | None = None) -> list[Array]:
         """The half's input [t, hidden], alone in a list. `residual` [t, hidden]: is first added to x, in its place."""
         if self.norms.before is None:
             return [x if residual is None else x.add_(residual)]
-        normed, statistics = normalize(self.run.ops, x, self.norms.before, self.eps, residual)
+        normed, statistics = normalize(self.run.ops, self.norm, x, self.norms.before, residual)
         self.run.saved.keep(statistics=statistics, normed=normed)
         return [normed]
 
@@ -152,7 +152,7 @@ class Half:
         """The half's output [t, hidden], normed where a norm stands after it. `residual` [t, hidden]: is added to that."""
         if self.norms.after is None:
             return out
-        normed, statistics = normalize(self.run.ops, out, self.norms.after, self.eps)
+        normed, statistics = normalize(self.run.ops, self.norm, out, self.norms.after)
         self.run.saved.keep(out=out, statistics_after=statistics)
         return normed if residual is None else normed.add_(residual)
 
@@ -162,8 +162,8 @@ class Half:
             return grad
         ops, saved = self.run.ops, self.run.saved
         with ops.fused():
-            taken = saved.take("out"), saved.take("statistics_after")
-            return normalize_backward(ops, ops.copy(grad), *taken, self.norms.after)
+            out, statistics, after = saved.take("out"), saved.take("statistics_after"), self.norms.after
+            return normalize_backward(ops, self.norm, ops.copy(grad), out, statistics, after)
 
 
 class HalfSource:
@@ -179,7 +179,7 @@ class HalfSource:
             return self._x
         normed = half.run.saved.take_if_kept("normed")
         if normed is None:
-            normed = normalize_again(half.run.ops, self._x, self._statistics, half.norms.before, half.eps)
+            normed = normalize_again(half.run.ops, half.norm, self._x, self._statistics, half.norms.before)
         return normed
 
     def gradient(self, combine: Callable[[], Array]) -> Array:
@@ -188,4 +188,4 @@ class HalfSource:
             grad = combine()
             if before is None:
                 return grad.add_(self._residual)
-            return normalize_backward(ops, grad, self._x, self._statistics, before, self._residual)
+            return normalize_backward(ops, self._half.norm, grad, self._x, self._statistics, before, self._residual)

@@ -7,6 +7,7 @@ from fourfold.model.experts.router import Routing
 from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
 from fourfold.model.kinds.mla import MLA
+from fourfold.model.kinds.query_key_norm import QueryKeyNorm
 from fourfold.model.kinds.routed import RoutedFeedForward
 from fourfold.model.layer import FeedForward, Layer, Mixer
 from fourfold.model.norm import Norm
@@ -20,8 +21,7 @@ def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
     if model.block is not None:
         return (None,) * number
     made: dict[Layer, Layer] = {}
-    norm, mixer = Norm("rms" if model.norm == "rms" else "layer", model.norm_eps), _mixer(model)
-    layers = (Layer(mixer, _feed_forward(model, layer), norm) for layer in range(number))
+    layers = (Layer(_mixer(model), _feed_forward(model, layer), final_norm(model)) for layer in range(number))
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
@@ -31,6 +31,11 @@ def ropes_of(model: ModelConfig) -> tuple[Rope, ...]:
         return (_rope(model) or Rope(0),)
     found = (layer.mixer.rope for layer in layers_of(model) if layer is not None)
     return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+
+
+def final_norm(model: ModelConfig) -> Norm:
+    """The norm before the head, and of every layer."""
+    return Norm("rms" if model.norm == "rms" else "layer", model.norm_eps)
 
 
 def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
@@ -64,8 +69,7 @@ def _mixer(model: ModelConfig) -> Mixer:
         head_dim=model.head_dim,
         qkv_bias=model.qkv_bias,
         output_bias=model.linear_bias,
-        qk_norm=model.qk_norm,
-        norm_eps=model.norm_eps,
+        qk_norm=QueryKeyNorm(Norm("rms", model.norm_eps)) if model.qk_norm else None,
         rope=_rope(model),
         window=model.sliding_window,
     )

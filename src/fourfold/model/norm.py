@@ -1,10 +1,10 @@
 """RMSNorm (Zhang & Sennrich 2019) and LayerNorm (Ba et al. 2016), forward and backward."""
 
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 from fourfold.model.operations import Array, Operations
-from fourfold.model.parameter import Declared, Parameters, bias, gain
+from fourfold.model.parameter import Declared, Parameters, ParameterSpec, bias
 from fourfold.model.weights import Weight
 
 T = TypeVar("T")
@@ -23,57 +23,62 @@ class NormParameters(Parameters[T]):
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the residual stream. `kind`: RMSNorm, or LayerNorm, with mean and bias."""
+    """A norm over the last dim. `kind`: RMSNorm, or LayerNorm, with mean and bias. `gain_is_one_plus`: its weight w stands for 1 +
+    w, and is zero at the start (Gemma)."""
 
     kind: Literal["rms", "layer"] = "rms"
     eps: float = 1e-5
+    gain_is_one_plus: bool = False
 
-    def declare(self, name: str, width: int) -> NormParameters[Declared]:
-        return NormParameters(
-            gain(f"{name}.weight", width), bias(f"{name}.bias", width) if self.kind == "layer" else None
-        )
+    def declare(self, name: str, width: int, **rule: Any) -> NormParameters[Declared]:
+        """`rule`: of sharding, where it is not that of the residual stream."""
+        weight = ParameterSpec(f"{name}.weight", (width,), 0.0 if self.gain_is_one_plus else None, False, None)
+        weight = replace(weight, **({"summed": "sequence"} | rule))
+        return NormParameters(weight, bias(f"{name}.bias", width) if self.kind == "layer" else None)
+
+    def gain(self, weight: Weight) -> Array:
+        """The factor [n] of what is normed."""
+        return weight.data + 1 if self.gain_is_one_plus else weight.data
 
 
 def normalize(
-    ops: Operations, x: Array, weights: NormParameters[Weight], eps: float, residual: Array | None = None
+    ops: Operations, norm: Norm, x: Array, w: NormParameters[Weight], residual: Array | None = None
 ) -> tuple[Array, Statistics]:
-    """RMSNorm, or LayerNorm where there is a bias. x [..., n] -> (output [..., n], statistics). `residual` [tokens, n]: is first
-    added to x, in its place."""
+    """x [..., n] -> (output [..., n], statistics). `residual` [tokens, n]: is first added to x, in its place."""
     with ops.fused():
-        if residual is not None and ops.norms is not None and weights.bias is None:
-            out, scale = ops.norms.add_forward(residual, x, weights.weight.data, eps)
+        if residual is not None and ops.norms is not None and w.bias is None:
+            out, scale = ops.norms.add_forward(residual, x, norm.gain(w.weight), norm.eps)
             return out, (scale,)
         if residual is not None:
             x.add_(residual)
-        if weights.bias is not None:
-            return layer_norm(ops, x, weights.weight.data, weights.bias.data, eps)
-        out, scale = rms_norm(ops, x, weights.weight.data, eps)
+        if w.bias is not None:
+            return layer_norm(ops, x, w.weight.data, w.bias.data, norm.eps)
+        out, scale = rms_norm(ops, x, norm.gain(w.weight), norm.eps)
         return out, (scale,)
 
 
-def normalize_again(
-    ops: Operations, x: Array, statistics: Statistics, weights: NormParameters[Weight], eps: float
-) -> Array:
+def normalize_again(ops: Operations, norm: Norm, x: Array, statistics: Statistics, w: NormParameters[Weight]) -> Array:
     """The norm's output again, to the bit."""
     with ops.fused():
-        if weights.bias is not None:
-            return layer_norm(ops, x, weights.weight.data, weights.bias.data, eps)[0]
-        return apply_rms(ops, x, statistics[0], weights.weight.data, eps)
+        if w.bias is not None:
+            return layer_norm(ops, x, w.weight.data, w.bias.data, norm.eps)[0]
+        return apply_rms(ops, x, statistics[0], norm.gain(w.weight), norm.eps)
 
 
 def normalize_backward(
     ops: Operations,
+    norm: Norm,
     grad: Array,
     x: Array,
     statistics: Statistics,
-    weights: NormParameters[Weight],
+    w: NormParameters[Weight],
     residual: Array | None = None,
 ) -> Array:
     """The gradient of x [tokens, n] + `residual` [tokens, n]; adds those of weight and bias. `grad` [tokens, n] may be
     overwritten."""
-    if weights.bias is None:
-        return rms_norm_backward(ops, grad, x, statistics[0], weights.weight, residual)
-    grad_x = layer_norm_backward(ops, grad, x, statistics, weights.weight, weights.bias)
+    if w.bias is None:
+        return rms_norm_backward(ops, grad, x, statistics[0], w.weight, residual, norm.gain(w.weight))
+    grad_x = layer_norm_backward(ops, grad, x, statistics, w.weight, w.bias)
     return grad_x if residual is None else grad_x.add_(residual)
 
 
@@ -103,17 +108,25 @@ def _scaled(source: Array, x: Array, scale: Array, weight: Array) -> Array:
 
 
 def rms_norm_backward(
-    ops: Operations, grad: Array, x: Array, scale: Array, weight: Weight, residual: Array | None = None
+    ops: Operations,
+    grad: Array,
+    x: Array,
+    scale: Array,
+    weight: Weight,
+    residual: Array | None = None,
+    gain: Array | None = None,
 ) -> Array:
     """The gradient of x [tokens, n] + `residual` [tokens, n]; adds the weight's own. `grad` [tokens, n] is
-    overwritten where formats allow."""
+    overwritten where formats allow. `gain` [n]: where it is not the weight itself."""
+    if gain is None:
+        gain = weight.data
     if ops.norms is not None:
-        grad_x, grad_weight = ops.norms.backward(grad, x, scale, weight.data, residual)
+        grad_x, grad_weight = ops.norms.backward(grad, x, scale, gain, residual)
         weight.add(grad_weight)
         return grad_x
     out_dtype = x.dtype
     grad, x = ops.upcast(grad), ops.upcast(x)
-    gain = ops.upcast(weight.data)
+    gain = ops.upcast(gain)
     projected = (grad * x).mul_(scale)
     weight.add(projected.sum(0))
     mean = ops.weighted_rows(projected, gain).div_(x.shape[-1])

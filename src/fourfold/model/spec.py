@@ -10,7 +10,7 @@ from fourfold.config import ModelConfig
 from fourfold.model.embedding import EmbeddingParameters
 from fourfold.model.head import HeadParameters
 from fourfold.model.layer import Layer
-from fourfold.model.layers import layers_of
+from fourfold.model.layers import final_norm, layers_of
 from fourfold.model.multi_token import ModuleParameters
 from fourfold.model.mup import mup_factors
 from fourfold.model.norm import Norm
@@ -95,7 +95,7 @@ def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
         shape = (model.max_position, hidden)
         positions = replicated("model.embed_positions.weight", shape, model.init_std, "sequence")
     embedding: EmbeddingParameters[Declared] = EmbeddingParameters(table, positions)
-    norm = _final_norm(model)
+    norm = final_norm(model).declare("model.norm", hidden)
     depths = tuple(
         Norm().declare(f"{_prefix(model.num_layers + k)}shared_head.norm", hidden) for k in range(model.mtp_layers)
     )
@@ -121,10 +121,6 @@ def bind_weights(segment: Segment, units: Mapping[str, WeightUnit]) -> Any:
         return unit.weight(first.name, None if last is None else last.name)
 
     return mapped(segment.declared, weight)
-
-
-def _final_norm(model: ModelConfig) -> Any:
-    return Norm("rms" if model.norm == "rms" else "layer", model.norm_eps).declare("model.norm", model.hidden_size)
 
 
 def _segment(

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from fourfold.model.context.attention import attend_backward, attend_forward
 from fourfold.model.kinds.kind import Pass
-from fourfold.model.norm import rms_norm, rms_norm_backward
+from fourfold.model.kinds.query_key_norm import QueryKeyNorm
 from fourfold.model.operations import Array
-from fourfold.model.parameter import Declared, Parameters, Widths, bias, column, gain, row, split_bias
+from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, bias, column, row, split_bias
 from fourfold.model.rope import Rope, rotate_, rotate_into
 from fourfold.model.tensor_parallel import InputSource, add_bias, column_backward, gather_tokens, row_parallel
 from fourfold.model.weights import Weight
@@ -21,7 +21,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class AttentionParameters(Parameters[T]):
     """output [hidden, heads head_dim], qkv [(heads + 2 kv_heads) head_dim, hidden], local heads; norms of queries and keys
-    [head_dim]. `output_bias` [hidden] is unsplit on every rank."""
+    [head_dim], or over all local heads; sinks [heads]. `output_bias` [hidden] is unsplit on every rank."""
 
     output: T
     qkv: T
@@ -29,34 +29,39 @@ class AttentionParameters(Parameters[T]):
     output_bias: T | None
     query_norm: T | None
     key_norm: T | None
+    sinks: T | None = None
 
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """`qk_norm`: RMSNorms of every head's query and key. `window`: the keys that a query sees at most, itself the last; `chunk`:
-    tokens of the parts of a document within which it sees; None: no limit."""
+    """`scale`: of the scores, None: 1/sqrt(head_dim). `sinks`: a logit of every head that takes a share of the attention and gives
+    nothing (gpt-oss). `window`: the keys that a query sees at most, itself the last; `chunk`: tokens of the parts of a document
+    within which it sees; None: no limit."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
-    norm_eps: float = 1e-5
+    qk_norm: QueryKeyNorm | None = None
     rope: Rope | None = None
+    scale: float | None = None
+    sinks: bool = False
     window: int | None = None
     chunk: int | None = None
 
     def declare(self, widths: Widths) -> AttentionParameters[Declared]:
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        norm = self.qk_norm
         rows = (("q_proj", query, False), ("k_proj", key_value, True), ("v_proj", key_value, True))
         return AttentionParameters(
             output=row("self_attn.o_proj.weight", widths.hidden, query, widths.residual_std),
             qkv=tuple(column(f"self_attn.{n}.weight", r, widths.hidden, widths.std, kv_heads=kv) for n, r, kv in rows),
             qkv_bias=tuple(split_bias(f"self_attn.{n}.bias", r, kv) for n, r, kv in rows) if self.qkv_bias else None,
             output_bias=bias("self_attn.o_proj.bias", widths.hidden) if self.output_bias else None,
-            query_norm=gain("self_attn.q_norm.weight", self.head_dim, "always") if self.qk_norm else None,
-            key_norm=gain("self_attn.k_norm.weight", self.head_dim, "always") if self.qk_norm else None,
+            query_norm=None if norm is None else norm.declare("self_attn.q_norm", self.num_heads, self.head_dim, False),
+            key_norm=None if norm is None else norm.declare("self_attn.k_norm", self.num_kv_heads, self.head_dim, True),
+            sinks=ParameterSpec("self_attn.sinks", (self.num_heads,), widths.std, False, 0) if self.sinks else None,
         )
 
     def forward(
@@ -84,17 +89,14 @@ class GroupedAttention:
         heads, kv_heads = self.local_heads(w)
         qkv = qkv.view(batch.tokens.shape[0], -1, heads + 2 * kv_heads, self.head_dim)
         turned = qkv[..., : heads + kv_heads, :]
-        if self.qk_norm:
-            with ops.fused():
-                unnormed = turned.clone()
-                output, scale = rms_norm(ops, unnormed, self._head_gain(run, w), self.norm_eps)
-                turned.copy_(output)
-                del output
-            run.saved.keep(unnormed=unnormed, head_scale=scale)
-            del unnormed, scale
+        if self.qk_norm is not None:
+            self.qk_norm.forward_(run, turned, heads, _norms(w), self._widths)
         if self.rope is not None:
             with ops.fused():
-                rotate_(ops, turned, *batch.rope[self.rope], self.rope.interleave)
+                rotate_(ops, turned[..., : self.rope.width], *batch.rope[self.rope], self.rope.interleave)
+        if self.scale is not None:
+            with ops.fused():
+                qkv[..., :heads, :].mul_(self._score_scale)
         return qkv
 
     def query_key_value_backward(
@@ -105,9 +107,8 @@ class GroupedAttention:
         with run.ops.fused():
             grad_qkv = self._joined_gradients(run, grads)
         turned = grad_qkv[..., : heads + kv_heads, :]
-        if self.qk_norm:
-            with run.ops.fused():
-                self._head_norm_backward(run, turned, w)
+        if self.qk_norm is not None:
+            self.qk_norm.backward_(run, turned, heads, _norms(w), self._widths)
         given = [grad_qkv.view(-1, w.qkv.data.shape[0])]
         del grad_qkv, turned
         return column_backward(run.env, w.qkv, w.qkv_bias, given, source)
@@ -121,9 +122,17 @@ class GroupedAttention:
         """q, k and v's gradients, taken out of the list, in one array [batch, seq, heads + 2 kv_heads, head_dim], turned back where
         q and k were rotated."""
         ops = run.ops
+        if self.scale is not None:
+            grads[0] = grads[0] * self._score_scale
         if self.rope is None:
             joined = ops.concatenate(grads, dim=-2)
             grads.clear()
+            return joined
+        if self.rope.width < self.head_dim:
+            joined = ops.concatenate(grads, dim=-2)
+            turned = joined[..., : grads[0].shape[2] + grads[1].shape[2], : self.rope.width]
+            grads.clear()
+            rotate_(ops, turned, *run.batch.rope[self.rope], self.rope.interleave, inverse=True)
             return joined
         grad_q, grad_k, grad_v = grads
         heads, kv_heads = grad_q.shape[2], grad_k.shape[2]
@@ -136,23 +145,21 @@ class GroupedAttention:
         grads.clear()
         return joined
 
-    def _head_gain(self, run: Pass, w: AttentionParameters[Weight]) -> Array:
-        """The q and k norms' weights, one row a head: [heads + kv_heads, head_dim]."""
-        assert w.query_norm is not None
-        assert w.key_norm is not None
-        heads, kv_heads = self.local_heads(w)
-        return run.ops.concatenate((w.query_norm.data.expand(heads, -1), w.key_norm.data.expand(kv_heads, -1)))
+    @property
+    def _score_scale(self) -> float:
+        """The factor of the scores beside 1/sqrt(head_dim), which is in q."""
+        return 1.0 if self.scale is None else self.scale * self.head_dim**0.5
 
-    def _head_norm_backward(self, run: Pass, grad: Array, w: AttentionParameters[Weight]) -> None:
-        """Backward of the q and k norms, in place on grad [batch, seq, heads + kv_heads, head_dim]."""
-        ops, heads = run.ops, self.local_heads(w)[0]
-        x, scale = run.saved.take("unnormed"), run.saved.take("head_scale")
-        parts = zip(grad.split(heads, -2), x.split(heads, -2), scale.split(heads, -2), strict=True)
-        for (g, part, s), weight in zip(parts, (w.query_norm, w.key_norm), strict=True):
-            assert weight is not None
-            rows = (-1, self.head_dim)
-            result = rms_norm_backward(ops, ops.copy(g).view(*rows), part.reshape(*rows), s.reshape(-1, 1), weight)
-            g.copy_(result.view_as(g))
+    @property
+    def _widths(self) -> tuple[int, int]:
+        """Elements of all ranks' queries, and of their keys, of a token."""
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+
+def _norms(w: AttentionParameters[Weight]) -> tuple[Weight, Weight]:
+    assert w.query_norm is not None
+    assert w.key_norm is not None
+    return w.query_norm, w.key_norm
 
 
 def attended(run: Pass, parts: list[Array], window: int | None = None, chunk: int | None = None) -> Array:
