@@ -1,5 +1,6 @@
 """A full model run by its segments' functions alone, one microbatch, without program, runtime or ranks."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.layer import Layer
 from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
-from fourfold.model.spec import bind_weights, build_segments
+from fourfold.model.spec import bind_weights, build_segments, segments_of
 from fourfold.model.weights import FlatUnit
 from tests.support.differentiable import rebuilding
 from tests.support.reference_names import view_of
@@ -24,9 +26,18 @@ from tests.support.reference_names import view_of
 class PlainModel:
     """Random weights of a format in flat buffers; gradients by parameter name after `loss_and_gradients`."""
 
-    def __init__(self, model: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        layers: Sequence[Layer] | None = None,
+    ) -> None:
+        """`layers`: in place of the model's own."""
         self.model, self.dtype, self.env = model, dtype, Environment(torch_operations, model)
-        self.segments = build_segments(model)
+        self.segments = build_segments(model) if layers is None else segments_of(model, layers)
+        mixers = [segment.layer_kind.mixer for segment in self.segments if segment.layer_kind is not None]
+        self.ropes = dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None) or ropes_of(model)
         rng = np.random.default_rng(seed)
         self.units = {}
         for segment in self.segments:
@@ -63,7 +74,7 @@ class PlainModel:
         self, tokens: Tensor, targets: Tensor, document_lengths: list[list[int]] | None = None, offset: int = 0
     ) -> Microbatch:
         length = tokens.shape[1] + offset
-        tables = {rope: rope_tables(rope, length, self.dtype, torch.device("cpu")) for rope in ropes_of(self.model)}
+        tables = {rope: rope_tables(rope, length, self.dtype, torch.device("cpu")) for rope in self.ropes}
         positions = torch.arange(offset, length).expand_as(tokens).contiguous()
         if document_lengths is not None:
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in document_lengths])

@@ -1,6 +1,6 @@
 """A model as a list of segments: what each computes, its parameters, and the flat buffers that they lie in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import sqrt
@@ -81,7 +81,12 @@ class Segment:
 
 @lru_cache(maxsize=64)
 def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
-    """The segments of a model in forward order.
+    """The segments of a model in forward order."""
+    return segments_of(model, layers_of(model))
+
+
+def segments_of(model: ModelConfig, layers: Sequence[Layer | None]) -> tuple[Segment, ...]:
+    """Embedding, head and the sizes of a model around some layers, those of its MTP modules last. None: a person's own block.
 
     In each unit, matrices come first and are decayed (then what else a person's own block decays); norm weights and biases follow
     and are not. Within that, parameters whose gradients are summed over the same tensor-parallel ranks stand together.
@@ -104,8 +109,8 @@ def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     head: HeadParameters[Declared] = HeadParameters(unembedding, norm, depths)
     segments = (
         _segment("embed", "embedding", embedding),
-        *(_block(model, f"b{layer}", layer, kind) for layer, kind in enumerate(layers_of(model)[: model.num_layers])),
-        *(_module(model, k, embedding) for k in range(model.mtp_layers)),
+        *(_block(model, f"b{layer}", layer, kind) for layer, kind in enumerate(layers[: model.num_layers])),
+        *(_module(model, k, embedding, layers[model.num_layers + k]) for k in range(model.mtp_layers)),
         _segment("head", "head", head, replace(head, tied=embedding) if tied else head, ("embed",) if tied else ()),
     )
     return tuple(replace(each, own=tuple(_parametrized(model, unit) for unit in each.own)) for each in segments)
@@ -167,10 +172,10 @@ def _own(model: ModelConfig, prefix: str) -> OwnParameters[Declared]:
     )
 
 
-def _module(model: ModelConfig, index: int, embedding: EmbeddingParameters[Declared]) -> Segment:
+def _module(model: ModelConfig, index: int, embedding: EmbeddingParameters[Declared], kind: Layer | None) -> Segment:
     """An MTP module (DeepSeek-V3, section 2.2): norms of hidden state and embedding, a projection, a block."""
     hidden, layer, name = model.hidden_size, model.num_layers + index, f"mtp{index}"
-    prefix, kind = _prefix(layer), layers_of(model)[layer]
+    prefix = _prefix(layer)
     assert kind is not None
     projection = replicated(f"{prefix}eh_proj.weight", (hidden, 2 * hidden), model.init_std, "sequence")
     embedding_norm, hidden_norm = (gain(f"{prefix}{which}.weight", hidden) for which in ("enorm", "hnorm"))

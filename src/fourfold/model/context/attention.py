@@ -5,7 +5,7 @@ Ring attention: Liu, Zaharia & Abbeel 2023; the zig-zag is Brandon et al. 2023's
 
 from collections.abc import Hashable, Sequence
 
-from fourfold.model.context import halo
+from fourfold.model.context import halo, sinks
 from fourfold.model.context.gather import gather_backward, gather_forward
 from fourfold.model.context.local import local_backward, local_forward
 from fourfold.model.context.pieces import Documents
@@ -20,6 +20,7 @@ from fourfold.model.context.ulysses import (
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel
+from fourfold.model.weights import Weight
 
 NOT_SPLIT = ContextParallel()
 """One rank has the full sequence."""
@@ -34,16 +35,16 @@ def attend_forward(
     placement: Placement | None = None,
     window: int | None = None,
     chunk: int | None = None,
+    sink: Weight | None = None,
 ) -> Array:
     """Causal attention within each document, for one rank's tokens (`ContextParallel` says which they are).
 
     `parts`: q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads,
     value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
     documents over the full sequence. `made`: keeps what is derived from the documents for the microbatch's next layers.
-    `placement`: which chunks of the rows each ring rank has, zig-zag where None. `window`, `chunk`: as `Documents` has them. All
-    ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more than one rank seq_local is even; heads
-    are a multiple of kv_heads and of the ulysses ranks.
-    """
+    `placement`: which chunks of the rows each ring rank has, zig-zag where None. `window`, `chunk`: as `Documents` has them. `sink`
+    [heads]: a logit more of each head. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
+    than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks."""
     context = env.parallel.context or NOT_SPLIT
     if context.ulysses is not None:
         kv_heads = parts[1].shape[2]
@@ -57,14 +58,17 @@ def attend_forward(
         made[key] = Documents(*sizes, document_lengths, ranks, placement, window, chunk)
     documents = made[key]
     if ring is None:
-        out = local_forward(env, parts, documents, saved)
+        out, lse = local_forward(env, parts, documents, saved)
     elif halo.takes(documents):
-        out = halo.halo_forward(env, parts, ring, documents, saved)
+        out, lse = halo.halo_forward(env, parts, ring, documents, saved)
         saved.keep(halo=True)
     elif context.gather:
-        out = gather_forward(env, parts, ring, documents, saved)
+        out, lse = gather_forward(env, parts, ring, documents, saved)
     else:
-        out = ring_forward(env, parts, ring, documents, saved)
+        out, lse = ring_forward(env, parts, ring, documents, saved)
+    if sink is not None:
+        sinks.apply_(env.ops, out, lse, sinks.own_heads(sink.data, context.ulysses))
+    del lse
     if context.ulysses is None:
         return out.view(*out.shape[:2], -1)
     saved.keep(heads_out=out)
@@ -73,8 +77,9 @@ def attend_forward(
     return heads_to_sequence(env, given, context.ulysses)
 
 
-def attend_backward(env: Environment, given: list[Array], saved: Saved) -> list[Array]:
-    """Gradients of q, k and v. `given`: the gradient of the output [T, heads * value_dim], taken out of the list."""
+def attend_backward(env: Environment, given: list[Array], saved: Saved, sink: Weight | None = None) -> list[Array]:
+    """Gradients of q, k and v; adds the sink's. `given`: the gradient of the output [T, heads * value_dim], taken out of the
+    list."""
     context = env.parallel.context or NOT_SPLIT
     attention = saved.take("attention")
     if context.ulysses is not None:
@@ -89,6 +94,8 @@ def attend_backward(env: Environment, given: list[Array], saved: Saved) -> list[
         out = attention.view(*q.shape[:3], -1)
         del attention, q
     given[0] = given[0].view(*out.shape)
+    if sink is not None:
+        sinks.add_gradient(env.ops, given[0], out, saved.see("lse"), sink, context.ulysses)
     given.append(out)
     del out
     if context.ring is None:

@@ -53,9 +53,11 @@ def _pieces(group: Group, documents: Documents, packs: bool) -> Pieces:
     )
 
 
-def gather_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
-    """`attend_forward` over the ranks of the group -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the
-    log-sum-exp."""
+def gather_forward(
+    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved
+) -> tuple[Array, Array]:
+    """`attend_forward` over the ranks of the group -> [batch, seq_local, heads, value_dim] and the log-sum-exp. Keeps q, k, v and
+    the log-sum-exp."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
@@ -75,7 +77,7 @@ def gather_forward(env: Environment, parts: list[Array], group: Group, documents
         merge_output(ops, out, lse, q, list(halves(kv, head_dim)), others, scale)
     del gathering, kv, q
     saved.keep(lse=lse, pieces=pieces)
-    return out.to(dtype).contiguous()
+    return out.to(dtype).contiguous(), lse
 
 
 def gather_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:

@@ -70,8 +70,11 @@ def _pieces(rank: int, documents: Documents, packs: bool) -> Pieces:
     return own_pieces(rank, documents, packs), earlier_pieces(rank, documents, packs), halo
 
 
-def halo_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
-    """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the log-sum-exp."""
+def halo_forward(
+    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved
+) -> tuple[Array, Array]:
+    """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim] and the log-sum-exp. Keeps q, k, v and
+    the log-sum-exp."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
@@ -91,7 +94,7 @@ def halo_forward(env: Environment, parts: list[Array], group: Group, documents: 
     merge_output(ops, out, lse, q, list(halves(both, head_dim)), others, scale)
     del both, q
     saved.keep(lse=lse, pieces=pieces, reach=documents.window - 1)
-    return out.to(dtype).contiguous()
+    return out.to(dtype).contiguous(), lse
 
 
 def halo_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:

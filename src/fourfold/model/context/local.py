@@ -6,8 +6,9 @@ from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 
 
-def local_forward(env: Environment, parts: list[Array], documents: Documents, saved: Saved) -> Array:
-    """`attend_forward` for full sequences -> [batch, seq, heads, value_dim]. Keeps q, k, v and the log-sum-exp."""
+def local_forward(env: Environment, parts: list[Array], documents: Documents, saved: Saved) -> tuple[Array, Array]:
+    """`attend_forward` for full sequences -> [batch, seq, heads, value_dim] and the log-sum-exp. Keeps q, k, v and the
+    log-sum-exp."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
@@ -18,7 +19,7 @@ def local_forward(env: Environment, parts: list[Array], documents: Documents, sa
     if earlier:
         merge_output(ops, out, lse, q, [k, v], earlier, scale)
     saved.keep(lse=lse, pieces=pieces)
-    return out.to(dtype).contiguous()
+    return out.to(dtype).contiguous(), lse
 
 
 def local_backward(env: Environment, given: list[Array], saved: Saved) -> list[Array]:

@@ -56,9 +56,11 @@ def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
     return step[0] == 1, step[0] + 1 == size, tuple(step[1])
 
 
-def ring_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
-    """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the log-sum-exp:
-    nothing grows with the ring."""
+def ring_forward(
+    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved
+) -> tuple[Array, Array]:
+    """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim] and the log-sum-exp. Keeps q, k, v and
+    the log-sum-exp: nothing grows with the ring."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
@@ -82,7 +84,7 @@ def ring_forward(env: Environment, parts: list[Array], group: Group, documents: 
         merge_output(ops, out, lse, q, list(halves(rotation.here, head_dim)), pieces, scale)
     del rotation, q
     saved.keep(lse=lse, steps=steps)
-    return out.to(dtype).contiguous()
+    return out.to(dtype).contiguous(), lse
 
 
 def ring_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:

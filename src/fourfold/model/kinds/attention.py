@@ -73,11 +73,13 @@ class GroupedAttention:
         heads, kv_heads = self.local_heads(w)
         parts = list(qkv.split((heads, kv_heads, kv_heads), dim=-2))
         del qkv
-        return output_forward(run, attended(run, parts, self.window, self.chunk), w.output, residual, w.output_bias)
+        return output_forward(
+            run, attended(run, parts, self.window, self.chunk, w.sinks), w.output, residual, w.output_bias
+        )
 
     def backward(self, run: Pass, grad: Array, w: AttentionParameters[Weight], source: InputSource) -> Array:
         """grad [t, hidden] of the output -> the gradient of the residual stream; adds the weights' gradients."""
-        grads = attend_backward(run.env, [output_backward(run, grad, w.output, w.output_bias)], run.saved)
+        grads = attend_backward(run.env, [output_backward(run, grad, w.output, w.output_bias)], run.saved, w.sinks)
         return self.query_key_value_backward(run, grads, w, source)
 
     def query_key_value(self, run: Pass, given: list[Array], w: AttentionParameters[Weight]) -> Array:
@@ -162,10 +164,12 @@ def _norms(w: AttentionParameters[Weight]) -> tuple[Weight, Weight]:
     return w.query_norm, w.key_norm
 
 
-def attended(run: Pass, parts: list[Array], window: int | None = None, chunk: int | None = None) -> Array:
+def attended(
+    run: Pass, parts: list[Array], window: int | None = None, chunk: int | None = None, sink: Weight | None = None
+) -> Array:
     """Causal attention of q, k and v, taken out of the list, as in `attend_forward`."""
     batch = run.batch
-    masks = batch.documents, batch.placement, window, chunk
+    masks = batch.documents, batch.placement, window, chunk, sink
     return attend_forward(run.env, parts, batch.document_lengths, run.saved, *masks)
 
 
