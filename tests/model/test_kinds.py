@@ -56,6 +56,8 @@ LAYERS: dict[str, Layer] = {
     "a window of two": layer(window=2),
     "chunks": layer(chunk=3),
     "a scale of its own": layer(scale=0.3),
+    "gated by GELU": replace(BASE, feed_forward=GatedFeedForward(40, activation="gelu")),
+    "exact GELU": replace(BASE, feed_forward=PlainFeedForward(40, activation="gelu_exact", bias=True)),
     "sinks": layer(sinks=True),
     "sinks and a window": layer(sinks=True, window=3),
     "norms of heads": layer(qk_norm=QueryKeyNorm(Norm())),

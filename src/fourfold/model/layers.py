@@ -92,4 +92,4 @@ def _feed_forward(model: ModelConfig, layer: int) -> FeedForward:
         return RoutedFeedForward(model.moe_ffn_size, routing, model.num_shared_experts)
     if model.gated:
         return GatedFeedForward(model.ffn_size)
-    return PlainFeedForward(model.ffn_size, model.activation, model.linear_bias)
+    return PlainFeedForward(model.ffn_size, "silu" if model.activation == "silu" else "gelu", model.linear_bias)

@@ -189,6 +189,7 @@ class Operations(Protocol):
 
     def silu(self, x: Array) -> Array: ...
     def gelu(self, x: Array) -> Array: ...
+    def gelu_exact(self, x: Array) -> Array: ...
 
     def silu_backward_(self, grad: Array, x: Array) -> None:
         """Puts the gradient of silu(x) in the place of x."""
@@ -197,6 +198,8 @@ class Operations(Protocol):
     def gelu_backward_(self, grad: Array, x: Array) -> None:
         """Puts the gradient of gelu(x), by its tanh form, in the place of x."""
         ...
+
+    def gelu_exact_backward_(self, grad: Array, x: Array) -> None: ...
 
     def multiply_into(self, a: Array, b: Array, out: Array) -> None:
         """out = a * b."""

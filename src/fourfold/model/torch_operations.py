@@ -78,6 +78,14 @@ def gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def gelu_exact(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+def gelu_exact_backward_(grad: Tensor, x: Tensor) -> None:
+    torch.ops.aten.gelu_backward.grad_input(grad, x, approximate="none", grad_input=x)
+
+
 def silu_backward_(grad: Tensor, x: Tensor) -> None:
     torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=x)
 

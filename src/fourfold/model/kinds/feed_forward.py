@@ -9,7 +9,14 @@ from typing import TypeVar
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, Widths, bias, column, row, split_bias
-from fourfold.model.swiglu import swiglu, swiglu_again, swiglu_backward_by_blocks
+from fourfold.model.swiglu import (
+    Activation,
+    activate,
+    activate_backward_,
+    swiglu,
+    swiglu_again,
+    swiglu_backward_by_blocks,
+)
 from fourfold.model.tensor_parallel import InputSource, add_bias, column_backward, gather_tokens, row_parallel
 from fourfold.model.weights import Weight
 
@@ -26,10 +33,11 @@ class GatedParameters(Parameters[T]):
 
 @dataclass(frozen=True)
 class GatedFeedForward:
-    """(silu(x W_gate) * x W_up) W_down."""
+    """(activation(x W_gate) * x W_up) W_down."""
 
     ffn_size: int
     prefix: str = "mlp."
+    activation: Activation = "silu"
 
     def declare(self, widths: Widths) -> GatedParameters[Declared]:
         inputs = (f"{self.prefix}{name}.weight" for name in ("gate_proj", "up_proj"))
@@ -45,7 +53,7 @@ class GatedFeedForward:
         gate_up = run.env.gemms.linear(gather_tokens(given.pop(), run.parallel).wait(), w.gate_up.data)  # [T, 2 f]
         run.saved.keep(gate_up=gate_up)
         with run.ops.fused():
-            down_input = swiglu(run.ops, gate_up)
+            down_input = swiglu(run.ops, gate_up, self.activation)
         del gate_up
         run.saved.keep(down_input=down_input)
         return row_parallel(run.env, down_input, w.down, residual)
@@ -57,7 +65,7 @@ class GatedFeedForward:
         gate_up, down_input = run.saved.take("gate_up"), run.saved.take_if_kept("down_input")
         activated = None
         if down_input is None:
-            activated, down_input = swiglu_again(ops, gate_up)
+            activated, down_input = swiglu_again(ops, gate_up, self.activation)
         full = arriving.wait()
         w.down.add_matmul(gemms, full, down_input)
         del down_input, arriving
@@ -65,7 +73,7 @@ class GatedFeedForward:
         del full
         given = [grad_down_input, activated]
         del grad_down_input, activated
-        swiglu_backward_by_blocks(ops, given, gate_up)
+        swiglu_backward_by_blocks(ops, given, gate_up, self.activation)
         given = [gate_up]
         del gate_up
         return column_backward(run.env, w.gate_up, None, given, source)
@@ -86,7 +94,7 @@ class PlainFeedForward:
     """activation(x W_up + b_up) W_down + b_down."""
 
     ffn_size: int
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     bias: bool = False
 
     def declare(self, widths: Widths) -> PlainParameters[Declared]:
@@ -103,7 +111,7 @@ class PlainFeedForward:
         """residual + the output. `given`: x [t, hidden], taken out of the list -> [t, hidden]."""
         added = w.up_bias.data if w.up_bias is not None else None
         up = run.env.gemms.linear(gather_tokens(given.pop(), run.parallel).wait(), w.up.data, added)
-        down_input = self._activate(run, up)
+        down_input = activate(run.ops, up, self.activation)
         run.saved.keep(up=up, down_input=down_input)
         del up
         return row_parallel(run.env, down_input, w.down, residual, w.down_bias)
@@ -115,18 +123,14 @@ class PlainFeedForward:
         add_bias(ops, w.down_bias, grad)
         up, down_input = run.saved.take("up"), run.saved.take_if_kept("down_input")
         if down_input is None:
-            down_input = self._activate(run, up)
+            down_input = activate(ops, up, self.activation)
         full = arriving.wait()
         w.down.add_matmul(gemms, full, down_input)
         del down_input, arriving
         grad_down_input = gemms.matmul(full, w.down.data)
         del full
-        backward_ = ops.silu_backward_ if self.activation == "silu" else ops.gelu_backward_
-        backward_(grad_down_input, up)  # `up` now holds its own gradient
+        activate_backward_(ops, grad_down_input, up, self.activation)  # `up` now holds its own gradient
         del grad_down_input
         given = [up]
         del up
         return column_backward(run.env, w.up, w.up_bias, given, source)
-
-    def _activate(self, run: Pass, x: Array) -> Array:
-        return run.ops.silu(x) if self.activation == "silu" else run.ops.gelu(x)

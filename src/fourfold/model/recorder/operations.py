@@ -238,12 +238,12 @@ class RecorderOperations:
     def silu(self, x: ShapeTensor) -> ShapeTensor:
         return x._map()
 
-    gelu = silu
+    gelu = gelu_exact = silu
 
     def silu_backward_(self, grad: ShapeTensor, x: ShapeTensor) -> None:
         x._map_(grad)
 
-    gelu_backward_ = silu_backward_
+    gelu_backward_ = gelu_exact_backward_ = silu_backward_
 
     def multiply_into(self, a: ShapeTensor, b: ShapeTensor, out: ShapeTensor) -> None:
         self.recording.touch((a, b), out)
