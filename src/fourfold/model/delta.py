@@ -126,14 +126,14 @@ def backward(
     d_v = c.strength * d_r
     d_a = -(d_r @ u.mT).tril(-1) * c.decay
     d_p = (grad @ u.mT) * c.decay
-    keys, products = c.k @ c.k.mT, c.q @ c.k.mT
+    keys, raw_scores = c.k @ c.k.mT, c.q @ c.k.mT
     inner = c.strength * d_a
     d_q = d_p @ c.k + c.entering * (grad @ begun.mT)
     d_k = d_p.mT @ c.q + inner @ c.k + inner.mT @ c.k - (c.entering * d_v) @ begun.mT
     at_end = u @ d_end.mT
     d_k = d_k + c.leaving * at_end
     d_strength = (residue * d_r).sum(-1, keepdim=True) + (d_a * keys).sum(-1, keepdim=True)
-    pairs = d_p * products + inner * keys
+    pairs = d_p * raw_scores + inner * keys
     leaving = c.leaving * (c.k * at_end).sum(-1, keepdim=True)
     d_total = pairs.sum(-1, keepdim=True) - pairs.sum(-2, keepdim=True).mT - leaving
     d_total = d_total + c.entering * (

@@ -45,7 +45,7 @@ def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
 
 
 def _rope(model: ModelConfig) -> Rope | None:
-    """None: positions are learned."""
+    """The rotary embedding of its heads; None where positions are learned."""
     if model.positions != "rope":
         return None
     width = model.rope_head_dim if model.is_mla else model.head_dim

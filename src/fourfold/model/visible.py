@@ -54,7 +54,7 @@ class Visible:
         return cls(first, np.arange(1, keys + 1, dtype=np.int32), keys, tuple(lengths))
 
     def within(self, window: int | None) -> "Visible":
-        """These keys as far as they are among the last `window` that a query sees; None: all."""
+        """A mask with the last `window` keys that each query sees; None: all of them."""
         if window is None:
             return self
         within: Visible = self.once(

@@ -45,7 +45,7 @@ class RotaryTables:
         return chain.from_iterable(self.by_rope.values())
 
     def at(self, positions: torch.Tensor | None) -> dict[Rope, tuple[torch.Tensor, torch.Tensor]]:
-        """Those of some positions [...] -> [..., 1, width / 2]; None: of all in order."""
+        """Tables of some positions [...] -> [..., 1, width / 2]; None: of all in order."""
         return {
             rope: tuple((table if positions is None else table[positions]).unsqueeze(-2) for table in tables)  # type: ignore[misc]
             for rope, tables in self.by_rope.items()

@@ -14,7 +14,7 @@ from fourfold.model.parameter import ParameterSpec
 from fourfold.model.weights import Weight
 
 Weights = tuple[Weight, Weight]
-"""Of queries and of keys, [head_dim] each, or [heads head_dim] and [kv_heads head_dim]."""
+"""Norms' weights of queries and of keys, [head_dim] each, or [heads head_dim] and [kv_heads head_dim]."""
 
 
 @dataclass(frozen=True)
