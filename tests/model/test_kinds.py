@@ -21,7 +21,6 @@ from fourfold.model.norm import Norm
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.rope import Rope
 from fourfold.runtime.collectives import AxisGroup, make_groups
-from tests.model.test_split_sequences import split_layout
 from tests.support.differentiable import differentiable_block
 from tests.support.plain_model import PlainModel, random_tokens
 from tests.support.ranks import run_on_ranks
@@ -31,6 +30,7 @@ from tests.support.split_model import (
     SplitModel,
     relative_error,
     run_segments,
+    split_layout,
     take_box,
 )
 
@@ -114,7 +114,7 @@ def _random(*shape: int, seed: int) -> Tensor:
 
 
 def run_rank(rank: int, names: list[str], tp: int, cp: int, method: str, sequence: bool) -> dict[str, str]:
-    """What is off, by layer, with whole rows and with documents."""
+    """Gradients that are off, by layer, with whole rows and with documents."""
     found = {}
     for name in names:
         for documents in (False, True):
@@ -127,7 +127,7 @@ def run_rank(rank: int, names: list[str], tp: int, cp: int, method: str, sequenc
 
 def _errors(rank: int, name: str, tp: int, cp: int, method: str, sequence: bool, documents: bool) -> dict[str, float]:
     full = model_of(name)
-    layout = split_layout(MODEL, tp, cp, method, sequence)
+    layout = split_layout(MODEL, tp, cp, method, sequence, LENGTH)
     split = SplitModel(full, layout, rank)
     tokens, targets = random_tokens(MODEL, ROWS, LENGTH)
     lengths = DOCUMENTS if documents else None

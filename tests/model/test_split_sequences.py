@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fourfold.config import ModelConfig
-from fourfold.layout import Layout
 from fourfold.model.environment import Microbatch
 from fourfold.model.footprint import Shape, segment_footprint, segment_halves
 from fourfold.model.parallel import ContextParallel, Parallel
@@ -20,8 +19,8 @@ from tests.support.split_model import (
     SplitModel,
     relative_error,
     run_segments,
+    split_layout,
     take_box,
-    tensor_layout,
 )
 
 MODEL = ModelConfig(2, 24, 8, 4, 6, 40, 64)
@@ -37,18 +36,12 @@ ROWS, LENGTH = 2, 16
 DOCUMENTS = [[5, 11], [1, 2, 13]]
 
 
-def split_layout(model: ModelConfig, tp: int, cp: int, method: str, sequence: bool) -> Layout:
-    ulysses = cp if method == "ulysses" else 1
-    base = tensor_layout(model, tp, sequence)
-    return replace(base, cp=cp, cp_method=method, cp_ulysses=ulysses, sequence_length=LENGTH)
-
-
 def run_rank(
     rank: int, model: ModelConfig, tp: int, cp: int, method: str, sequence: bool, documents: bool, deferred: bool
 ) -> dict[str, Any]:
     """Relative errors by name; what each group started, and what the footprints of all segments declare."""
     full = PlainModel(model)
-    layout = split_layout(model, tp, cp, method, sequence)
+    layout = split_layout(model, tp, cp, method, sequence, LENGTH)
     split = SplitModel(full, layout, rank)
     tokens, targets = random_tokens(model, ROWS, LENGTH)
     lengths = DOCUMENTS if documents else None

@@ -1,7 +1,7 @@
 """A full model's segments run by one rank of `tp` on its part of the weights, and the same model whole beside it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -153,6 +153,13 @@ def run_segments(
     for pending in waiting:
         pending.run()
     return trace
+
+
+def split_layout(model: ModelConfig, tp: int, cp: int, method: str, sequence: bool, length: int) -> Layout:
+    """One pipeline rank's layout of tensor and context parallelism."""
+    ulysses = cp if method == "ulysses" else 1
+    base = tensor_layout(model, tp, sequence)
+    return replace(base, cp=cp, cp_method=method, cp_ulysses=ulysses, sequence_length=length)
 
 
 class SplitModel:
