@@ -97,7 +97,7 @@ def test_bytes_sent_are_those_declared(method) -> None:
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method[0] > 1], ids=str)
 def test_a_window_sends_the_keys_that_it_reaches(method) -> None:
-    """It sends what is declared; where a window reaches no further back than a chunk, the ends of two chunks, however many ranks there are."""
+    """Bytes are those declared: of the ends of two chunks, however many ranks there are, where a window reaches no further."""
     ring, ulysses, gather = method
     degrees = {"cp_ring": ring, "cp_ulysses": ulysses}
     cases = [Case(ring, ulysses, gather, 2, 4, 2, 8, 8, SEQUENCE, window=window) for window in (2, 4, 9)]
