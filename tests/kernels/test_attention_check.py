@@ -68,7 +68,7 @@ def _last_row_away(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _no_mask(q: Any, k: Any, v: Any, causal: bool, scale: float, documents: Any = None) -> Any:
+def _no_mask(q: Any, k: Any, v: Any, causal: bool, scale: float, *masks: Any) -> Any:
     return TILED.operations.attend(q, k, v, False, scale)
 
 

@@ -1,5 +1,6 @@
 """The peak that a program's buffers predict is the peak of live tensor bytes that its execution reaches, on every rank."""
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -88,7 +89,8 @@ def test_a_microbatch_takes_the_bytes_that_are_declared(layout: dict, sections: 
     spec = (view := prepare_rank(0, table, ranks)[1]).spec
     data = RankData(global_batch(0, 4, 128, spec.model.vocab_size, spec.document_mask), spec, 0)
     there = {each.untyped_storage().data_ptr() for each in data._tables}
-    parts = [part for part in vars(data.load(0)).values() if isinstance(part, torch.Tensor)]
+    loaded = data.load(0)
+    parts = [part for part in (*vars(loaded).values(), *chain(*loaded.rope.values())) if isinstance(part, torch.Tensor)]
     own = sum(part.nbytes for part in parts if part.untyped_storage().data_ptr() not in there)
     assert buffer_bytes(view, "batch/m0") == own
 

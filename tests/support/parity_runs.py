@@ -12,6 +12,7 @@ from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
+from fourfold.train.feed import RotaryTables
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
@@ -109,13 +110,6 @@ def shifted(batch: GlobalBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]
     return tokens, targets
 
 
-def _at(places: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The angles of some positions, of all where None."""
-    if places is not None:
-        cos, sin = cos[places], sin[places]
-    return cos.unsqueeze(-2), sin.unsqueeze(-2)
-
-
 class RankData:
     """The rows and positions of one rank as the executor's step data."""
 
@@ -126,7 +120,8 @@ class RankData:
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
         length, cpu = spec.layout.sequence_length, torch.device("cpu")
-        self._tables = {rope: rope_tables(rope, length, dtype, cpu) for rope in ropes_of(spec.model)}
+        ropes = {rope: rope_tables(rope, length, dtype, cpu) for rope in ropes_of(spec.model)}
+        self._tables = RotaryTables(cpu, ropes)
         self._ahead = [shifted(batch, depth) for depth in range(1, spec.model.mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
         own = [self._positions(m) for m in range(self._layout.num_microbatches)]
@@ -170,7 +165,7 @@ class RankData:
         return Microbatch(
             self._own(self._batch.tokens, microbatch, own),
             self._own(self._batch.targets, microbatch, own),
-            {rope: _at(places, *tables) for rope, tables in self._tables.items()},
+            self._tables.at(places),
             lengths,
             learned,
             *self._look_ahead(microbatch, own),

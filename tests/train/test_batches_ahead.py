@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +64,8 @@ def made(name: str) -> tuple[Rows, BatchesAhead, Any]:
 def tensors(feed: RowFeed, microbatches: int) -> Iterator[Any]:
     for m in range(microbatches):
         loaded: Microbatch = feed.load(m)
-        yield from (getattr(loaded, each.name) for each in fields(loaded) if each.compare)
+        yield from chain(*loaded.rope.values())
+        yield from (getattr(loaded, each.name) for each in fields(loaded) if each.compare and each.name != "rope")
 
 
 @pytest.mark.parametrize("name", SPECS)
