@@ -12,7 +12,8 @@ from typing import Any
 
 from fourfold.explore.pipeline import TIMES
 from fourfold.explore.schema import SCHEMAS, json_schema
-from fourfold.program.ops import Op
+from fourfold.program.capabilities import OPCODES
+from fourfold.program.opcode import Opcode
 from fourfold.report.palette import PALETTE, Colour
 
 FOLDER = Path("src/fourfold/explore/page/src/generated")
@@ -100,7 +101,7 @@ def palette_source() -> str:
     return f"// {_HEAD.format('fourfold.report.palette')}\nexport const palette = {content} as const;\n"
 
 
-def operations_source(operations: Iterable[Op] = Op) -> str:
+def operations_source(operations: Iterable[Opcode] = OPCODES) -> str:
     """`ops.ts`: a row for every operation of programs, and the times that a pipeline of one's own may set."""
     rows = [{"letter": op.value, "phase": op.info.phase, "colour": op.info.colour} for op in operations]
     lines = "".join(f"  {json.dumps(row)},\n" for row in rows)

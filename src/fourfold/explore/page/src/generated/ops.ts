@@ -25,6 +25,7 @@ export const ops: readonly { letter: string; phase: string | null; colour: strin
   {"letter": "G", "phase": null, "colour": null},
   {"letter": "X", "phase": null, "colour": null},
   {"letter": "R", "phase": null, "colour": null},
+  {"letter": "R~", "phase": null, "colour": null},
   {"letter": "T", "phase": null, "colour": null},
   {"letter": "Y", "phase": null, "colour": null},
   {"letter": "E", "phase": null, "colour": null},
