@@ -29,7 +29,7 @@ def as_case(case: PublishedCase) -> Case:
     model = replace(case.model, max_position=max(case.model.max_position, case.sequence_length))
     precision = case.precision
     table: dict[str, Any] = {
-        "model": {key: value for key, value in vars(model).items() if value is not None},
+        "model": {key: value for key, value in vars(model).items() if value not in (None, ())},
         "batch": {"global_sequences": case.global_sequences, "sequence_length": case.sequence_length, "steps": 1},
         "layout": _layout(case),
         "precision": {

@@ -74,22 +74,17 @@ def test_windows_take_work_from_attention(fourfold, here: Path) -> None:
     assert len(global_attention["notes"]) == 1
 
 
-def test_a_model_is_planned_beyond_its_windows(fourfold, here: Path) -> None:
-    raw = {"model_type": "mistral"} | {k: v for k, v in GEMMA.items() if k not in ("model_type", "hidden_activation")}
-    assert planned(fourfold, raw, "--sequence-length", "1024")["notes"] == []
-    (note,) = planned(fourfold, raw, "--sequence-length", "2048")["notes"]
-    assert note.startswith("sliding windows of 1,024 tokens in 100% of the layers")
-
-
-def test_windows_of_the_layers_that_transformers_gives_one(fourfold, here: Path) -> None:
-    """Qwen2: those from max_window_layers on, of four."""
+def test_windows_that_a_run_has_are_priced_layer_by_layer(fourfold, here: Path) -> None:
+    """Qwen2: the layers from max_window_layers on, of four, have one."""
     raw = {"model_type": "qwen2", "use_sliding_window": True} | {
         k: v for k, v in GEMMA.items() if k not in ("model_type", "hidden_activation")
     }
-    for first, part in ((4, None), (3, "25%"), (0, "100%")):
-        notes = planned(fourfold, raw | {"max_window_layers": first}, "--sequence-length", "2048")["notes"]
-        assert len(notes) == (part is not None)
-        assert all(note.startswith(f"sliding windows of 1,024 tokens in {part} of the layers") for note in notes)
+    found = [
+        planned(fourfold, raw | {"max_window_layers": first}, "--sequence-length", "8192") for first in (0, 1, 3, 4)
+    ]
+    assert all(each["notes"] == [] for each in found)
+    seconds = [each["best"][0]["step_seconds"] for each in found]
+    assert seconds == sorted(set(seconds)), "the fewer layers look back no further, the longer a step takes"
 
 
 def test_other_layers_are_refused(fourfold, here: Path) -> None:

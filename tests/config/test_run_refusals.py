@@ -32,7 +32,6 @@ OFFER = re.compile(r"a value that works: (?:(\w+) = )?'?([\w.]+)'?")
         ("batch.global_sequences", {"batch.global_sequences": 3}, 4),
         ("layout.dp_replicate", {"layout.dp_replicate": 3}, 4),
         ("layout.dp_replicate", {"layout.dp_replicate": 8}, 4),
-        ("batch.sequence_length", {"model.sliding_window": 8}, None),
         ("model.qkv_bias", {"model.qkv_bias": True, "model.qk_norm": True}, None),
     ],
 )
@@ -131,3 +130,11 @@ def test_a_vocabulary_smaller_than_the_tokenizers_is_refused() -> None:
 def test_a_vocabulary_left_out_is_the_tokenizers_padded(multiple: int | None, size: int, expected: int) -> None:
     values = {k: v for k, v in MODEL.items() if k != "vocab_size"}
     assert resolve_model(ModelSection(**values, vocab_multiple=multiple), size).vocab_size == expected
+
+
+@pytest.mark.parametrize("layers", [[1, 0], [0, 0], [2], list(range(2))])
+def test_layers_without_a_window_are_some_of_the_models(layers: list[int]) -> None:
+    stated = MODEL | {"sliding_window": 8, "num_layers": 2}
+    with pytest.raises(UserError, match=r"model\.full_attention_layers = .*a value that works: \w+ = (\[0\]|0)"):
+        resolve_model(ModelSection(**stated, full_attention_layers=layers))
+    assert resolve_model(ModelSection(**stated, full_attention_layers=[1])).full_attention_layers == (1,)

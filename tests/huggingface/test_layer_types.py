@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from fourfold.config import ModelSection
 from fourfold.huggingface import resolve_model, to_config
-from fourfold.huggingface.layer_types import windowed_share
+from fourfold.model.layers import layers_of
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
@@ -36,11 +36,14 @@ def test_the_window_and_its_layers_are_those_of_transformers(
     raw = {"model_type": family, **SIZES, **stated}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     theirs = AutoConfig.from_pretrained(tmp_path)
-    sliding = theirs.layer_types.count(SLIDING)
     model = resolve_model(ModelSection(hf=str(tmp_path)))
-    assert model.sliding_window == (16 if sliding else None)
-    if sliding:
-        assert windowed_share(raw) == sliding / 4
+    assert model.sliding_window == (16 if SLIDING in theirs.layer_types else None)
+    if model.sliding_window:
+        windowed = [SLIDING if layer.mixer.window else FULL for layer in layers_of(model) if layer is not None]
+        assert windowed == theirs.layer_types
+    (tmp_path / "config.json").write_text(json.dumps(to_config(model)))
+    assert AutoConfig.from_pretrained(tmp_path).layer_types == theirs.layer_types
+    assert resolve_model(ModelSection(hf=str(tmp_path))) == model
 
 
 @pytest.mark.parametrize("window", [None, 16])

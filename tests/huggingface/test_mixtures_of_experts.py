@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run
+from fourfold.config import ModelConfig, UserError, dump_run, load_run, parse_run
 from fourfold.huggingface import FAMILIES, parse_config, resolve_model, to_config
+from fourfold.launch.resolve import model_section
 from tests.huggingface.architectures import DIMENSIONS, MLA, MODELS, STATED, YARN, resolve
 
 
@@ -43,7 +44,7 @@ def test_0_takes_away_what_a_preset_has() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_resolved_model_written_out_resolves_to_itself(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
-    section = ModelSection(**{key: value for key, value in vars(model).items() if value is not None})
+    section = model_section(model, None)
     assert resolve_model(section) == model
     run = parse_run({"batch": {"global_sequences": 1, "sequence_length": 8}}).model_copy(update={"model": section})
     (tmp_path / "run.toml").write_text(dump_run(run))
@@ -105,7 +106,7 @@ def test_any_section_is_refused_by_key_or_resolves_for_good(stated: dict[str, An
     assert model is not None or refusal.startswith("model.")
     if model is None:
         return
-    again = ModelSection(**{key: value for key, value in vars(model).items() if value is not None})
+    again = model_section(model, None)
     assert resolve_model(again) == model
     raw, refusal = _attempt(lambda: to_config(model))
     assert (raw is None) == (model.family == "custom") == ("model." in refusal)

@@ -30,6 +30,10 @@ MODELS = {
     "llama 3.1, beyond its original positions": replace(BASE, rope_theta=5e5, rope_scaling=SCALING),
     "llama 3.1, wide heads": replace(BASE, rope_theta=1e4, rope_scaling=SCALING, head_dim=32),
     "mistral": replace(BASE, family="mistral", rope_theta=1e6, norm_eps=1e-6),
+    "mistral, a window": replace(BASE, family="mistral", sliding_window=5),
+    "qwen2, a window in some layers": replace(
+        BASE, family="qwen2", qkv_bias=True, num_layers=3, sliding_window=7, full_attention_layers=(1,)
+    ),
     "qwen2": replace(BASE, family="qwen2", qkv_bias=True),
     "qwen2 tied": replace(BASE, family="qwen2", qkv_bias=True, tie_embeddings=True),
     "qwen3": replace(BASE, family="qwen3", qk_norm=True),

@@ -169,6 +169,13 @@ def test_split_sequences(cp: int, method: str, recompute: str, masked: bool, com
     _check(cp, layout, data={"document_mask": masked}, precision={"compute": compute})
 
 
+@pytest.mark.parametrize(("cp", "method"), [(1, "ring"), (2, "ring"), pytest.param(4, "all_gather", marks=sweep)])
+@pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=sweep)])
+def test_windows(cp: int, method: str, recompute: str) -> None:
+    layout = {"cp": cp, "cp_method": method, "recompute": recompute}
+    _check(cp, layout, model={"qkv_bias": True, "sliding_window": 12, "full_attention_layers": [0, 2]})
+
+
 MIXTRAL = {"family": "mixtral", "num_experts": 4, "moe_ffn_size": 256}
 MLA = {
     **DEEPSEEK_V3,

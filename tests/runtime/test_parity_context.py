@@ -42,6 +42,15 @@ def test_architectures(cp: int, method: str, model: dict[str, Any]) -> None:
 
 
 @methods
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=sweep)], ids=["whole", "documents"])
+@pytest.mark.parametrize("window", [2, pytest.param(3, marks=sweep), 7])
+def test_windows(cp: int, method: str, masked: bool, window: int) -> None:
+    """In some of the layers; within a chunk, and beyond."""
+    model = {"qkv_bias": True, "sliding_window": window, "full_attention_layers": [0]}
+    check_split(cp, model=model, data={"document_mask": masked}, layout=_context(cp, method))
+
+
+@methods
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=sweep), pytest.param(True, marks=sweep)])
 def test_mla(cp: int, method: str, masked: bool) -> None:
     """Values of another size than queries and keys, one rotated key for all heads."""

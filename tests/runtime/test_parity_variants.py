@@ -56,6 +56,7 @@ def test_recompute_policies(recompute: str | list[str], zero: int) -> None:
                 "original_max_position": 8,
             }
         },
+        {"qkv_bias": True, "sliding_window": 6, "full_attention_layers": [0]},
     ],
     ids=str,
 )

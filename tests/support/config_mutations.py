@@ -113,12 +113,6 @@ def judge(case: Case, folder: Path, raw: dict[str, Any]) -> Verdict:
     try:
         length = LENGTH
         ours = _ours(folder, length)
-        window = re.search(r"exceeds model\.sliding_window = (\d+)", str(ours))
-        if window and isinstance(
-            ours, UserError
-        ):  # longer sequences are refused by name; within the window both must agree
-            length = int(window[1])
-            ours = _ours(folder, length)
         theirs = loss_of_transformers(folder, length)
     finally:
         path.write_text(json.dumps(raw))

@@ -8,7 +8,7 @@ import torch
 
 from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.layers import ropes_of
+from fourfold.model.layers import ropes_of, windows_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
@@ -115,7 +115,9 @@ class RankData:
 
     def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int) -> None:
         self._batch, self._layout, self._rank = batch, spec.layout, rank
-        self._masked, self._own_block = spec.document_mask, spec.model.block is not None
+        self._masked = spec.document_mask
+        windows = windows_of(spec.model, spec.layout.sequence_length)
+        self._in_zigzag = spec.model.block is not None or bool(windows)
         self._together = 1 if spec.recipe is None else spec.recipe.multiple
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
@@ -133,8 +135,9 @@ class RankData:
         return list(self._layout.rows(self._rank, microbatch))
 
     def _placement(self, microbatch: int) -> Placement | None:
-        """Where documents are kept apart, the one that makes attention even; None: zig-zag, which a person's own block needs."""
-        if not self._masked or self._layout.cp_ring == 1 or self._own_block:
+        """Where documents are kept apart, the one that makes attention even; None: zig-zag, which a person's own block and windows
+        need."""
+        if not self._masked or self._layout.cp_ring == 1 or self._in_zigzag:
             return None
         return balanced(
             [self._batch.document_lengths[row] for row in self._rows(microbatch)], self._layout.cp_ring, self._together

@@ -73,7 +73,7 @@ def _imported(
         eos = end_of_text(raw)
         if eos is not None:
             data["eos"] = eos
-    length = min(_MAX_SEQUENCE, model.max_position, model.sliding_window or model.max_position)
+    length = min(_MAX_SEQUENCE, model.max_position)
     modules = num_modules(tensors, model.num_layers) if model.is_mla else 0
     if modules != model.mtp_layers:
         key = family.their_name("mtp_layers")

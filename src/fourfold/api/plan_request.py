@@ -23,8 +23,6 @@ from fourfold.config.run_file import apply_override, parse_run
 from fourfold.cost.prices import Windows
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
-from fourfold.huggingface.config_json import load_config
-from fourfold.huggingface.layer_types import windowed_share
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request, batch_sequences
@@ -88,13 +86,6 @@ def read_request(options: PlanOptions) -> Asked:
             f"{resolved.max_position}; what works: --sequence-length {resolved.max_position}"
         )
     windows = Windows(*near.window) if near is not None and near.window is not None else None
-    if resolved.sliding_window is not None:
-        part = (
-            windowed_share(load_config(Path(section.hf)))
-            if section.hf is not None and section.sliding_window is None
-            else 1.0
-        )
-        windows, resolved = Windows(resolved.sliding_window, part), replace(resolved, sliding_window=None)
     if config is None:
         config = _of_options(resolved, sequences, length, dtype or "bf16", overrides)
     precision, data = config.precision, config.data

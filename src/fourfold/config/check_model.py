@@ -40,6 +40,19 @@ def _heads(model: ModelConfig) -> str | None:
     return None
 
 
+def _windows(model: ModelConfig) -> str | None:
+    full = model.full_attention_layers
+    stated = f"model.full_attention_layers = {list(full)[:8]}"
+    if list(full) != sorted(set(full)) or any(not 0 <= layer < model.num_layers for layer in full):
+        return (
+            f"{stated}: allowed: different layers from 0 to {model.num_layers - 1}, ascending; a value that works: "
+            f"full_attention_layers = [0]"
+        )
+    if model.num_layers > 1 and len(full) == model.num_layers:
+        return f"{stated} names all layers; a value that works: sliding_window = 0"
+    return None
+
+
 def _rotary_scaling(model: ModelConfig) -> str | None:
     scaling, yarn = model.rope_scaling, model.yarn_scaling
     if scaling is not None and yarn is not None:
@@ -217,6 +230,7 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _own_block,
     _layers,
     _heads,
+    _windows,
     _rotary_scaling,
     _norms_and_biases,
     _mla,

@@ -31,6 +31,8 @@ class ModelConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None
+    full_attention_layers: tuple[int, ...] = ()
+    """Layers, counted from 0, that have no `sliding_window`; ascending."""
     max_position: int = 131072
     init_std: float = 0.02
     mup_base_hidden_size: int | None = None

@@ -102,7 +102,9 @@ class ModelSection(Section):
     qk_norm: bool | None = None
     """Whether queries and keys are normed per head (Qwen3). Default: false."""
     sliding_window: Count | None = None
-    """Tokens that attention looks back. Training needs `sequence_length` at most this; planning prices it. 0: no window."""
+    """Tokens that attention looks back, the query's own among them. 0: no window."""
+    full_attention_layers: list[Count] | None = None
+    """Layers that look back without `sliding_window`, counted from 0. Default: none of them."""
     max_position: PositiveInt | None = None
     """Longest sequence [tokens]. Default: 131072."""
     init_std: Annotated[float, Field(gt=0)] | None = None

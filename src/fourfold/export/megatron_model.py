@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TypeVar
 
+from fourfold.cost.prices import Windows
 from fourfold.export.job import TrainerJob
 from fourfold.export.script import Flags
 
@@ -128,7 +129,10 @@ def _mla(job: TrainerJob) -> Part:
 
 
 def _windows(job: TrainerJob) -> Part:
-    windows = job.request.windows
+    model, windows = job.model, job.request.windows
+    if model.sliding_window is not None:
+        part = 1 - len(model.full_attention_layers) / model.num_layers
+        windows = Windows(model.sliding_window, part)
     if windows is None or windows.tokens >= job.request.sequence_length:
         return {}, []
     flags: Flags = {"window-size": f"{windows.tokens},0"}

@@ -111,7 +111,10 @@ def _of_model(job: TrainerJob) -> list[tuple[str, bool]]:
     silu = model.activation == "silu" and model.gated
     return [
         ("document_mask = false: attention stays within documents there", not job.request.document_mask),
-        ("sliding windows: are not in the file", job.request.windows is not None),
+        (
+            "sliding windows: are not in the file",
+            job.request.windows is not None or job.model.sliding_window is not None,
+        ),
         (
             "tie_embeddings: torchtitan does not tie them here: they are two matrices",
             model.tie_embeddings and not is_tied(job),

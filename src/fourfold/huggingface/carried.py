@@ -52,7 +52,8 @@ def _kept(raw: Mapping[str, Any], before: ModelConfig, model: ModelConfig, writt
     same_rope = all(
         getattr(before, key) == getattr(model, key) for key in ("rope_theta", "rope_scaling", "yarn_scaling")
     )
-    same_window = all(getattr(before, key) == getattr(model, key) for key in ("sliding_window", "num_layers"))
+    windows = ("sliding_window", "full_attention_layers", "num_layers")
+    same_window = all(getattr(before, key) == getattr(model, key) for key in windows)
     for names, same in ((_ROPE, same_rope), (_WINDOW, same_window)):
         if not same:
             kept = {key: value for key, value in kept.items() if key not in names}

@@ -17,6 +17,7 @@ DECODER: dict[str, Any] = {
     "positions": "rope",
     "qkv_bias": False,
     "qk_norm": False,
+    "full_attention_layers": (),
 }
 """Values of `ModelConfig` that every model of Llama's form has."""
 GROUPED: dict[str, Any] = {**DECODER, "key_value_rank": None, "rope_interleave": False}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
+from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.key import number, require
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -28,8 +29,8 @@ def stated_kinds(raw: Mapping[str, Any], num_layers: int, source: str) -> list[s
 
 
 def read_switched_window(raw: Mapping[str, Any], values: dict[str, Any], source: str, split: bool = True) -> None:
-    """Fills `sliding_window` for families in which `use_sliding_window` switches it: the window of the layers that have one.
-    Without `layer_types`, these are the layers from `max_window_layers` on (`split`), or all."""
+    """Fills `sliding_window` and `full_attention_layers` for families in which `use_sliding_window` switches it: the window of the
+    layers that have one. Without `layer_types`, these are the layers from `max_window_layers` on (`split`), or all."""
     require(raw, "use_sliding_window", (False, True), source)
     window = None
     if raw.get("use_sliding_window") and raw.get("sliding_window", _WINDOW) is not None:
@@ -52,6 +53,8 @@ def read_switched_window(raw: Mapping[str, Any], values: dict[str, Any], source:
             raise _all_or_none(kinds, source)
     if windowed:
         values["sliding_window"] = window
+        full = range(min(first, layers)) if kinds is None else [i for i, kind in enumerate(kinds) if kind == _FULL]
+        values["full_attention_layers"] = tuple(full)
 
 
 def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
@@ -61,18 +64,9 @@ def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: 
         raise _all_or_none(kinds, source)
 
 
-def windowed_share(raw: Mapping[str, Any]) -> float:
-    """The part of the layers that have the window, of a config.json that was read without error and has one."""
-    kinds, layers, first = (
-        raw.get("layer_types"),
-        raw.get("num_hidden_layers"),
-        raw.get("max_window_layers", _FULL_LAYERS),
-    )
-    if isinstance(kinds, list) and kinds:
-        return kinds.count(_SLIDING) / len(kinds)
-    if raw.get("model_type") in ("qwen2", "qwen3") and isinstance(layers, int) and isinstance(first, int):
-        return max(0, layers - first) / layers
-    return 1.0
+def layer_types(model: ModelConfig) -> list[str]:
+    """The kind of every layer of a model with a window."""
+    return [_FULL if layer in model.full_attention_layers else _SLIDING for layer in range(model.num_layers)]
 
 
 def _all_or_none(kinds: list[str], source: str) -> UserError:

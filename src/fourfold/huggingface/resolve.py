@@ -53,6 +53,8 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
     """Overrides the values that were read by stated dimensions, completes and checks them."""
     known = {f.name for f in fields(ModelConfig)}
     stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
+    if "full_attention_layers" in stated:
+        stated["full_attention_layers"] = tuple(stated["full_attention_layers"])
     values.update(stated)
     if "head_dim" not in stated and _HEAD_KEYS & stated.keys():
         values.pop("head_dim", None)
@@ -144,10 +146,17 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
     "mtp_layers": ("mtp_loss",),
+    "sliding_window": ("full_attention_layers",),
     "mup_base_hidden_size": ("mup_base_head_dim",),
 }
 """Keys that mean nothing where another is 0."""
-_EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1, "mup_base_hidden_size": 256}
+_EXAMPLES = {
+    "sliding_window": 4096,
+    "num_experts": 8,
+    "key_value_rank": 512,
+    "mtp_layers": 1,
+    "mup_base_hidden_size": 256,
+}
 """Values that work, for messages."""
 
 

@@ -144,11 +144,6 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
             f"batch.sequence_length = {batch.sequence_length} exceeds model.max_position = {model.max_position}; "
             f"allowed: at most {model.max_position}"
         )
-    if model.sliding_window is not None and model.sliding_window < batch.sequence_length:
-        raise UserError(
-            f"batch.sequence_length = {batch.sequence_length} exceeds model.sliding_window = {model.sliding_window}, and "
-            f"sliding-window attention is not supported; a value that works: {model.sliding_window}"
-        )
     virtual_stages = section.virtual_stages or 1
     if section.virtual_stages is not None:  # else a schedule has its own, which `resolve_step` knows
         check_stages(section.pp, virtual_stages, model)

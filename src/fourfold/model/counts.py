@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fourfold.config import ModelConfig
+from fourfold.model.layers import layers_of
 from fourfold.model.own.replay import own_flops_per_token
 from fourfold.model.spec import build_segments
 
@@ -24,8 +25,8 @@ def step_flops_per_token(
 ) -> float:
     """Model FLOPs of one training step per token: 6 for each weight of a matmul that the token passes (forward 2, backward 4), and
     attention, 6 * num_layers * num_heads * (key + value width) * sequence_length for the full matrix (Chowdhery et al. 2022,
-    appendix B). An MTP module is a block with a projection, and one more pass over the unembedding. A person's own block counts
-    the matmuls and the attention of its trace.
+    appendix B), less where layers have windows. An MTP module is a block with a projection, and one more pass over the unembedding.
+    A person's own block counts the matmuls and the attention of its trace.
 
     `convention`, a `FlopsConvention`: `causal` counts half of the attention matrix, `full` all of it; `hardware` is `full`
     and what `recompute` (none, selective, full) repeats (Narayanan et al. 2021, equation 3, for full); `6nd` is 6 for each
@@ -41,12 +42,21 @@ def step_flops_per_token(
         blocks, attention = own / 2.0, 2.0 * half
     else:
         widths = model.head_dim + (model.value_head_dim if model.is_mla else model.head_dim)
-        attention = 2.0 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
+        mixers = [layer.mixer for layer in layers_of(model) if layer is not None]
+        seen = sum(seen_keys(sequence_length, mixer.window) for mixer in mixers)
+        attention = 2.0 * model.num_heads * widths * seen
     if convention == "causal":
         attention /= 2
     passes = 4.0 if convention == "hardware" and recompute == "full" else 3.0
     again = attention if convention == "hardware" and recompute == "selective" else 0.0
     return passes * (2.0 * blocks + attention) + again + 6.0 * head
+
+
+def seen_keys(sequence_length: int, window: int | None) -> float:
+    """Keys of a sequence that its queries see, twice the mean: all of them under a causal mask alone."""
+    if window is None or window >= sequence_length:
+        return sequence_length
+    return window * (2 - window / sequence_length)
 
 
 @lru_cache(maxsize=64)

@@ -26,21 +26,21 @@ __all__ = [
 
 def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
     """The footprint of any segment. `policy`: none, selective or full recompute. Segments of a kind have the same."""
-    return _of_kind(segment.kind, segment.moe, segment.depth, model, shape, policy)
+    return _of_kind(segment.kind, segment.layer_type, segment.depth, model, shape, policy)
 
 
 def segment_halves(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Halves:
     """The halves of any segment's backward. Only a block's backward is split."""
     if segment.kind != "block":
         return Halves()
-    return _halves_of_kind(segment.moe, segment.depth, model, shape, policy)
+    return _halves_of_kind(segment.layer_type, segment.depth, model, shape, policy)
 
 
 def segment_parts(
     segment: Segment, model: ModelConfig, shape: Shape, policy: str
 ) -> tuple[PartsFootprint, PartsFootprint]:
     """Forward and backward of a routed block, cut where rows go to their experts and where they come back."""
-    return _parts_of_kind(segment.depth, model, shape, policy)
+    return _parts_of_kind(segment.layer_type, segment.depth, model, shape, policy)
 
 
 def weight_gradient_work(segment: Segment, model: ModelConfig, shape: Shape) -> Work:
@@ -55,20 +55,22 @@ Recorded = TypeVar("Recorded", Footprint, Halves)
 
 
 @lru_cache(maxsize=512)
-def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
-    segment = _first(kind, moe, depth, model)
+def _of_kind(kind: str, layer_type: int, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
+    segment = _first(kind, layer_type, depth, model)
     return _largest([rank.footprint(policy) for rank in _recorded_ranks(segment, model, shape)])
 
 
 @lru_cache(maxsize=512)
-def _halves_of_kind(moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Halves:
-    segment = _first("block", moe, depth, model)
+def _halves_of_kind(layer_type: int, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Halves:
+    segment = _first("block", layer_type, depth, model)
     return _largest([rank.halves(policy) for rank in _recorded_ranks(segment, model, shape)])
 
 
 @lru_cache(maxsize=512)
-def _parts_of_kind(depth: int, model: ModelConfig, shape: Shape, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
-    segment = _first("block", True, depth, model)
+def _parts_of_kind(
+    layer_type: int, depth: int, model: ModelConfig, shape: Shape, policy: str
+) -> tuple[PartsFootprint, PartsFootprint]:
+    segment = _first("block", layer_type, depth, model)
     forward, backward = zip(*(rank.parts(policy) for rank in _recorded_ranks(segment, model, shape)), strict=True)
     return _largest_of_parts(forward), _largest_of_parts(backward)
 
@@ -79,8 +81,8 @@ def _largest_of_parts(ranks: Sequence[PartsFootprint]) -> PartsFootprint:
     return replace(ranks[0], workspace_bytes=largest)
 
 
-def _first(kind: str, moe: bool, depth: int, model: ModelConfig) -> Segment:
-    return next(s for s in build_segments(model) if (s.kind, s.moe, s.depth) == (kind, moe, depth))
+def _first(kind: str, layer_type: int, depth: int, model: ModelConfig) -> Segment:
+    return next(s for s in build_segments(model) if (s.kind, s.layer_type, s.depth) == (kind, layer_type, depth))
 
 
 def _recorded_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterator[RecordedRank]":

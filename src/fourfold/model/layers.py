@@ -21,7 +21,7 @@ def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
     if model.block is not None:
         return (None,) * number
     made: dict[Layer, Layer] = {}
-    layers = (Layer(_mixer(model), _feed_forward(model, layer), final_norm(model)) for layer in range(number))
+    layers = (Layer(_mixer(model, layer), _feed_forward(model, layer), final_norm(model)) for layer in range(number))
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
@@ -52,7 +52,8 @@ def _rope(model: ModelConfig) -> Rope | None:
     return Rope(width, model.rope_theta, model.yarn_scaling or model.rope_scaling, model.rope_interleave)
 
 
-def _mixer(model: ModelConfig) -> Mixer:
+def _mixer(model: ModelConfig, layer: int) -> Mixer:
+    window = None if layer in model.full_attention_layers else model.sliding_window
     if model.key_value_rank is not None:
         return MLA(
             num_heads=model.num_heads,
@@ -62,6 +63,7 @@ def _mixer(model: ModelConfig) -> Mixer:
             value_head_dim=model.value_head_dim,
             query_rank=model.query_rank,
             rope=_rope(model),
+            window=window,
         )
     return GroupedAttention(
         num_heads=model.num_heads,
@@ -71,7 +73,7 @@ def _mixer(model: ModelConfig) -> Mixer:
         output_bias=model.linear_bias,
         qk_norm=QueryKeyNorm(Norm("rms", model.norm_eps)) if model.qk_norm else None,
         rope=_rope(model),
-        window=model.sliding_window,
+        window=window,
     )
 
 

@@ -49,11 +49,10 @@ class Segment:
     """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., an MTP module `mtp0`, ..., which
     is a block with something before it, or `head`.
 
-    Its own parameters make one *unit*, a flat buffer, of the same name; a block's experts a second one, `b0.experts`.
-    `units` are the names of the units that it reads: its own, and for a head with tied embeddings, and for an MTP module, the
-    embedding's too. `depth`: which MTP module, from 1; 0: none. `layer_kind`: what a block
-    computes; `declared`: the parameters that its function reads, as a record.
-    """
+    Its own parameters make one *unit*, a flat buffer, of the same name; a block's experts a second one, `b0.experts`. `units` are
+    the names of the units that it reads: its own, and for a head with tied embeddings, and for an MTP module, the embedding's too.
+    `depth`: which MTP module, from 1; 0: none. `layer_kind`: what a block computes; `layer_type`: which of the model's different
+    ones that is; `declared`: the parameters that its function reads, as a record."""
 
     name: str
     kind: Literal["embedding", "block", "head"]
@@ -62,6 +61,7 @@ class Segment:
     layer: int | None = None
     depth: int = 0
     layer_kind: Layer | None = None
+    layer_type: int = 0
     declared: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -113,7 +113,15 @@ def segments_of(model: ModelConfig, layers: Sequence[Layer | None]) -> tuple[Seg
         *(_module(model, k, embedding, layers[model.num_layers + k]) for k in range(model.mtp_layers)),
         _segment("head", "head", head, replace(head, tied=embedding) if tied else head, ("embed",) if tied else ()),
     )
-    return tuple(replace(each, own=tuple(_parametrized(model, unit) for unit in each.own)) for each in segments)
+    types: dict[Layer | None, int] = {}
+    return tuple(
+        replace(
+            each,
+            own=tuple(_parametrized(model, unit) for unit in each.own),
+            layer_type=types.setdefault(each.layer_kind, len(types)) if each.kind == "block" else 0,
+        )
+        for each in segments
+    )
 
 
 def bind_weights(segment: Segment, units: Mapping[str, WeightUnit]) -> Any:

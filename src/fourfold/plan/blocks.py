@@ -106,9 +106,9 @@ class BlockPricer:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        kinds: dict[tuple[str, bool], tuple[Segment, int]] = {}
+        kinds: dict[tuple[str, int], tuple[Segment, int]] = {}
         for segment in build_segments(request.model):
-            key = (segment.kind, segment.moe)
+            key = (segment.kind, segment.layer_type)
             first, count = kinds.get(key, (segment, 0))
             kinds[key] = (first, count + 1)
         self._kinds = tuple(kinds.values())

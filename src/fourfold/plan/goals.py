@@ -191,6 +191,7 @@ def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
     return replace(
         model,
         num_layers=layers,
+        full_attention_layers=tuple(layer for layer in model.full_attention_layers if layer < layers),
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=groups,

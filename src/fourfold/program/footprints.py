@@ -14,8 +14,8 @@ from fourfold.model.spec import Segment
 from fourfold.model.work import Work
 from fourfold.program.instruction import Op
 
-Kind = tuple[str, bool, int, str]
-"""(kind, moe, depth, recompute policy): segments of a kind have the same footprint."""
+Kind = tuple[str, int, int, str]
+"""(kind, type of layer, depth, recompute policy): segments of a kind have the same footprint."""
 
 
 class Footprints:
@@ -66,4 +66,4 @@ class Footprints:
 
 def segment_kind(segment: Segment, policy: str) -> Kind:
     """The key of a segment's footprint, beside model and shape."""
-    return (segment.kind, segment.moe, segment.depth, policy)
+    return (segment.kind, segment.layer_type, segment.depth, policy)

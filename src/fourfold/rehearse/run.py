@@ -100,8 +100,8 @@ def _kinds(view: RankView) -> Hashable:
     return tuple(sorted(Counter(map(str, _segment_kinds(view))).items())), view.tied_unit
 
 
-def _segment_kinds(view: RankView) -> list[tuple[str, bool, bool, str]]:
-    return [(each.kind, each.moe, each.depth > 0, view.stages.policies[each.name]) for each in view.segments]
+def _segment_kinds(view: RankView) -> list[tuple[str, int, bool, str]]:
+    return [(each.kind, each.layer_type, each.depth > 0, view.stages.policies[each.name]) for each in view.segments]
 
 
 def _rehearse(

@@ -141,6 +141,10 @@ def _model(resolved: ResolvedRun, stages: int, ep: int) -> Table:
             "num_expert_groups": groups,
             "top_groups": min(groups, model.top_groups),
         }
+    if model.sliding_window and model.sliding_window < resolved.config.batch.sequence_length:
+        found["sliding_window"] = LENGTH // 4
+    if model.full_attention_layers:
+        found["full_attention_layers"] = [0]
     found["mtp_layers"] = min(1, model.mtp_layers)
     if model.mup_base_hidden_size:
         found["mup_base_hidden_size"] = HIDDEN // 2

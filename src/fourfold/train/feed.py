@@ -12,7 +12,7 @@ from fourfold.data.batches import IGNORED, Batch, look_ahead
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.layers import ropes_of
+from fourfold.model.layers import ropes_of, windows_of
 from fourfold.model.rope import Rope
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
@@ -149,10 +149,12 @@ def _placements(batch: Batch, size: int, share: ContextShare | None, together: i
 
 
 def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: RotaryTables) -> RowFeed:
-    """The feed of a rank of the layout. A person's own block reads rows in zig-zag; tokens that are rounded together stay so."""
+    """The feed of a rank of the layout. A person's own block reads rows in zig-zag, and so do windows; tokens that are rounded
+    together stay so."""
     layout, model = spec.layout, spec.model
     share = layout.context_share(rank) if layout.cp > 1 else None
-    together = None if model.block is not None else spec.recipe.multiple if spec.recipe is not None else 1
+    in_zigzag = model.block is not None or windows_of(model, layout.sequence_length)
+    together = None if in_zigzag else spec.recipe.multiple if spec.recipe is not None else 1
     return RowFeed(
         batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together, model.positions == "learned"
     )

@@ -7,16 +7,29 @@ from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import DENSE, FALSE, GROUPED, SILU, SOFTMAX, Family
 from fourfold.huggingface.key import Key, decoder_keys
-from fourfold.huggingface.layer_types import read_switched_window
+from fourfold.huggingface.layer_types import layer_types, read_switched_window
 
 _WINDOW = ("use_sliding_window", "sliding_window", "layer_types")
 
 
 def _write_window(model: ModelConfig) -> dict[str, Any]:
-    """A window of every layer, or none."""
+    """A window of every layer, of some, or none."""
     if model.sliding_window is None:
         return {"use_sliding_window": False}
-    return {"use_sliding_window": True, "sliding_window": model.sliding_window, "max_window_layers": 0}
+    full = model.full_attention_layers
+    written: dict[str, Any] = {
+        "use_sliding_window": True,
+        "sliding_window": model.sliding_window,
+        "max_window_layers": len(full),
+    }
+    if full != tuple(range(len(full))):
+        written["layer_types"] = layer_types(model)
+    return written
+
+
+def _some_layers(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """Fixed values of a family in which some layers may have no window."""
+    return {key: value for key, value in fixed.items() if key != "full_attention_layers"}
 
 
 QWEN2 = Family(
@@ -28,7 +41,7 @@ QWEN2 = Family(
     read=read_switched_window,
     reads=(*_WINDOW, "max_window_layers"),
     write=_write_window,
-    fixed={**DENSE, "qkv_bias": True},
+    fixed={**_some_layers(DENSE), "qkv_bias": True},
 )
 QWEN3 = Family(
     name="qwen3",
@@ -39,7 +52,7 @@ QWEN3 = Family(
     read=read_switched_window,
     reads=(*_WINDOW, "max_window_layers"),
     write=_write_window,
-    fixed={**DENSE, "qk_norm": True},
+    fixed={**_some_layers(DENSE), "qk_norm": True},
 )
 
 
