@@ -120,7 +120,7 @@ def test_a_record_says_which_weights_each_matmul_reads(model: ModelConfig) -> No
     for passes in (2, 1):
         rank.recording.begin()
         for _ in range(passes):
-            block_forward(rank.env, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing, 0)
+            block_forward(rank.segment, rank.env, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing)
     read, items = rank.recording.weights, rank.recording.recorded().items
     parameters = {each.name: each for unit in rank.segment.own for each in unit.parameters}
     matrices = {n for n, each in parameters.items() if len(each.shape) > 1 and not n.endswith("mlp.gate.weight")}
