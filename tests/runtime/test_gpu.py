@@ -17,7 +17,7 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.graph import StepGraph, capture_cuda
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters
-from tests.support.parity_ranks import OnDevice, worst
+from tests.support.parity_ranks import worst
 from tests.support.parity_reference import reference
 from tests.support.parity_runs import STEPS, RankData, global_batch, run_table
 from tests.support.shards import full_tensors
@@ -50,7 +50,7 @@ def _train(table: dict) -> tuple[list[float], dict[str, torch.Tensor], int, int]
     losses = []
     for step in range(STEPS):
         batch = global_batch(step, config.batch.global_sequences, config.batch.sequence_length, model.vocab_size, False)
-        losses.append(executor.run(program, OnDevice(RankData(batch, spec, 0), device), config.optimizer.lr).loss)
+        losses.append(executor.run(program, RankData(batch, spec, 0, device), config.optimizer.lr).loss)
     peak = torch.cuda.max_memory_allocated() - before
     masters = {name: unit.master.cpu() for name, unit in units.items()}
     return losses, full_tensors(spec, masters), peak, memory_peak(program).bytes
@@ -100,7 +100,7 @@ def test_replayed_steps_are_eager_steps(compute: str) -> None:
         config, view, executor = _executor(run_table(precision={"compute": compute}), device, fixed=True)
         graph = StepGraph(executor, lower_step(view), capture_cuda, eager_steps)
         sizes, vocab = (config.batch.global_sequences, config.batch.sequence_length), view.spec.model.vocab_size
-        data = [OnDevice(RankData(global_batch(step, *sizes, vocab, False), view.spec, 0), device) for step in range(6)]
+        data = [RankData(global_batch(step, *sizes, vocab, False), view.spec, 0, device) for step in range(6)]
         losses.append([graph.run(each, 1e-3 * (step + 1)).loss for step, each in enumerate(data)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -121,7 +121,7 @@ def test_the_host_waits_at_the_end_of_a_step_alone(compute: str, monkeypatch: py
     batch = global_batch(
         0, config.batch.global_sequences, config.batch.sequence_length, view.spec.model.vocab_size, False
     )
-    data = OnDevice(RankData(batch, view.spec, 0), device)
+    data = RankData(batch, view.spec, 0, device)
     executor.run(program, data, 1e-3)  # libraries make their workspaces in the first
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -137,7 +137,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     batch = global_batch(
         0, config.batch.global_sequences, config.batch.sequence_length, view.spec.model.vocab_size, False
     )
-    data, program = OnDevice(RankData(batch, view.spec, 0), device), lower_step(view)
+    data, program = RankData(batch, view.spec, 0, device), lower_step(view)
     executor.run(program, data, 1e-2)
     executor.units["head"].shard[0] = float("inf")
     before = {name: each.master.clone() for name, each in executor.units.items()}

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ from fourfold.huggingface import resolve_model
 from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
-from fourfold.model.environment import Microbatch
 from fourfold.model.operations import with_operations
 from fourfold.program import Program, RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
 from fourfold.program.spec import Transport
 from fourfold.runtime.collectives import Handle, bind_groups, make_groups
-from fourfold.runtime.device import to_device
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.links import Links
@@ -63,25 +60,6 @@ def initialized_units(config: Any, view: RankView, rank: int, device: torch.devi
         out.copy_(shard)
 
     return build_units(view, rank, config.optimizer, device or torch.device("cpu"), fill)
-
-
-class OnDevice:
-    """A rank's data, moved to a device as it is loaded."""
-
-    def __init__(self, data: RankData, device: torch.device) -> None:
-        self._data, self._device = data, device
-        self.num_targets = data.num_targets
-
-    def load(self, microbatch: int) -> Microbatch:
-        batch = self._data.load(microbatch)
-        return replace(
-            batch,
-            **{
-                each.name: to_device(value, self._device)
-                for each in fields(batch)
-                if isinstance(value := getattr(batch, each.name), torch.Tensor)
-            },
-        )
 
 
 @contextmanager
@@ -155,9 +133,7 @@ def run_rank(
             spec.model.vocab_size,
             spec.document_mask,
         )
-        data: Any = RankData(batch, spec, rank)
-        if device.type != "cpu":
-            data = OnDevice(data, device)
+        data = RankData(batch, spec, rank, device)
         if track_memory:
             with pausing_after_collectives():
                 peak = measure_step(executor, program, data, config.optimizer.lr, units)

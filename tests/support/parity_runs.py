@@ -12,6 +12,7 @@ from fourfold.model.layers import ropes_of, windows_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
+from fourfold.runtime.device import to_device
 from fourfold.train.feed import RotaryTables
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
@@ -110,10 +111,14 @@ def shifted(batch: GlobalBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]
     return tokens, targets
 
 
-class RankData:
-    """The rows and positions of one rank as the executor's step data."""
+CPU = torch.device("cpu")
 
-    def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int) -> None:
+
+class RankData:
+    """The rows and positions of one rank as the executor's step data: every tensor of a microbatch lies on its device."""
+
+    def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int, device: torch.device = CPU) -> None:
+        self._device = device
         self._batch, self._layout, self._rank = batch, spec.layout, rank
         self._masked = spec.document_mask
         windows = windows_of(spec.model, spec.layout.sequence_length)
@@ -121,9 +126,9 @@ class RankData:
         self._together = 1 if spec.recipe is None else spec.recipe.multiple
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
-        length, cpu = spec.layout.sequence_length, torch.device("cpu")
-        ropes = {rope: rope_tables(rope, length, dtype, cpu) for rope in ropes_of(spec.model)}
-        self._tables = RotaryTables(cpu, ropes)
+        length = spec.layout.sequence_length
+        ropes = {rope: rope_tables(rope, length, dtype, device) for rope in ropes_of(spec.model)}
+        self._tables = RotaryTables(device, ropes)
         self._ahead = [shifted(batch, depth) for depth in range(1, spec.model.mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
         own = [self._positions(m) for m in range(self._layout.num_microbatches)]
@@ -166,11 +171,11 @@ class RankData:
         elif self._layout.cp > 1:
             places = own[0]
         return Microbatch(
-            self._own(self._batch.tokens, microbatch, own),
-            self._own(self._batch.targets, microbatch, own),
-            self._tables.at(places),
+            self._there(self._own(self._batch.tokens, microbatch, own)),
+            self._there(self._own(self._batch.targets, microbatch, own)),
+            self._tables.at(None if places is None else self._there(places)),
             lengths,
-            learned,
+            None if learned is None else self._there(learned),
             *self._look_ahead(microbatch, own),
             self._placement(microbatch),
         )
@@ -179,5 +184,8 @@ class RankData:
         if not self._ahead:
             return None, None
         kinds = zip(*self._ahead, strict=True)
-        tokens, targets = (torch.stack([self._own(a, microbatch, own) for a in kind]) for kind in kinds)
+        tokens, targets = (self._there(torch.stack([self._own(a, microbatch, own) for a in kind])) for kind in kinds)
         return tokens, targets
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        return to_device(tensor, self._device)

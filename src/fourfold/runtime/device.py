@@ -14,14 +14,14 @@ Side = Callable[[], AbstractContextManager[None]]
 def host_tensor(array: np.ndarray, device: torch.device) -> Tensor:
     """An array as a CPU tensor; where it goes to another device, in pinned memory."""
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory()
+    return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A CPU tensor on the device. A copy from pinned memory does not block, and torch keeps that memory until the copy is over."""
-    if device.type == "cpu":
-        return tensor
-    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
+    if device.type == "cuda" and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def read_back(tensors: Sequence[Tensor]) -> list[list[float]]:
