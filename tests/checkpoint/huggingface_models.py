@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from fourfold.checkpoint import write_huggingface
 from fourfold.config import ModelConfig, ModelSection
-from fourfold.config.model_section import RopeScaling
+from fourfold.config.model_config import RopeScaling
 from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
 

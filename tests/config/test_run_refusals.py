@@ -32,7 +32,6 @@ OFFER = re.compile(r"a value that works: (?:(\w+) = )?'?([\w.]+)'?")
         ("batch.global_sequences", {"batch.global_sequences": 3}, 4),
         ("layout.dp_replicate", {"layout.dp_replicate": 3}, 4),
         ("layout.dp_replicate", {"layout.dp_replicate": 8}, 4),
-        ("model.qkv_bias", {"model.qkv_bias": True, "model.qk_norm": True}, None),
     ],
 )
 def test_the_offered_value_works(key: str, changes: dict[str, Any], ranks: int | None) -> None:
@@ -132,9 +131,48 @@ def test_a_vocabulary_left_out_is_the_tokenizers_padded(multiple: int | None, si
     assert resolve_model(ModelSection(**values, vocab_multiple=multiple), size).vocab_size == expected
 
 
-@pytest.mark.parametrize("layers", [[1, 0], [0, 0], [2], list(range(2))])
-def test_layers_without_a_window_are_some_of_the_models(layers: list[int]) -> None:
+OWN = {"sliding_window": 0}
+
+
+@pytest.mark.parametrize(
+    ("exception", "words"),
+    [
+        ({"layers": [2], **OWN}, "layers from 0 to 1; a value that works: layers = \\[0\\]"),
+        ({"layers": [], **OWN}, "layers from 0 to 1"),
+        ({"every": 3, **OWN}, "there are 2 layers"),
+        ({"every": 2, "layers": [0], **OWN}, "either layers or every"),
+        (OWN, "either layers or every"),
+        ({"layers": [0]}, "states nothing"),
+        ({"layers": [0], "positions": "learned"}, "whole model"),
+        ({"layers": [0], "attention_chunk": 4}, "some layers model.sliding_window = 8 and model.attention_chunk"),
+    ],
+    ids=str,
+)
+def test_an_exception_that_cannot_be_is_refused(exception: dict[str, Any], words: str) -> None:
     stated = MODEL | {"sliding_window": 8, "num_layers": 2}
-    with pytest.raises(UserError, match=r"model\.full_attention_layers = .*a value that works: \w+ = (\[0\]|0)"):
-        resolve_model(ModelSection(**stated, full_attention_layers=layers))
-    assert resolve_model(ModelSection(**stated, full_attention_layers=[1])).full_attention_layers == (1,)
+    with pytest.raises(UserError, match=rf"model\.exceptions: .*{words}"):
+        resolve_model(ModelSection(**stated, exceptions=[exception]))
+
+
+@pytest.mark.parametrize(
+    ("stated", "written"),
+    [
+        ([{"layers": [1, 3], **OWN}], [{"every": 2, **OWN}]),
+        ([{"layers": [3, 1], **OWN}, {"layers": [0], "sliding_window": 8}], [{"every": 2, **OWN}]),
+        (
+            [{"every": 2, **OWN}, {"layers": [1], "rope_theta": 5.0}],
+            [{"layers": [1], "rope_theta": 5.0, **OWN}, {"layers": [3], **OWN}],
+        ),
+        ([{"layers": [0, 1], **OWN}, {"layers": [0], "sliding_window": 8}], [{"layers": [1], **OWN}]),
+        ([{"layers": [2], "sliding_window": 8}], []),
+    ],
+    ids=str,
+)
+def test_exceptions_are_written_in_one_way(stated: list[dict[str, Any]], written: list[dict[str, Any]]) -> None:
+    """Later ones count, what is common to all is left out, and the model is the same."""
+    table = MODEL | {"sliding_window": 8, "num_layers": 4}
+    model = resolve_model(ModelSection(**table, exceptions=stated))
+    assert [each.model_dump(exclude_none=True) for each in model.exceptions] == [
+        {key: tuple(value) if key == "layers" else value for key, value in each.items()} for each in written
+    ]
+    assert resolve_model(ModelSection(**table, exceptions=written)) == model

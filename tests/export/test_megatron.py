@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.config.model_section import YarnScaling
+from fourfold.config.model_config import YarnScaling
 from fourfold.config.optimizers import AdamWSection
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron

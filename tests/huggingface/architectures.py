@@ -3,7 +3,7 @@
 from typing import Any
 
 from fourfold.config import ModelConfig, ModelSection
-from fourfold.config.model_section import YarnScaling
+from fourfold.config.model_config import YarnScaling
 from fourfold.huggingface import resolve_model
 
 DIMENSIONS: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": 99, "ffn_size": 56}

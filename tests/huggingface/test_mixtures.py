@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.config.model_section import YarnScaling
+from fourfold.config.model_config import YarnScaling
 from fourfold.huggingface import parse_config, to_config
 from tests.huggingface.architectures import MLA, MODELS, resolve
 

@@ -172,7 +172,7 @@ MOE: dict[str, Any] = {**DIMENSIONS, "num_experts": 8, "top_k": 2}
         ({**MLA, "qk_norm": True}, ["model.qk_norm = true", "MLA"]),
         ({**MLA, "positions": "learned"}, ["model.positions", '"rope"']),
         ({**MLA, "norm": "layer"}, ["model.norm", 'norm = "rms"']),
-        ({**DIMENSIONS, "activation": "gelu"}, ["model.activation = 'gelu'", "gated = false"]),
+        ({**STATED["mixtral"], "activation": "gelu"}, ["model.activation = 'gelu'", "a value that works: silu"]),
         ({**DIMENSIONS, "linear_bias": True}, ["model.linear_bias = true", "gated = false"]),
         ({**DIMENSIONS, "moe_period": 2}, ["model.moe_period = 2 needs model.num_experts", "num_experts = 8"]),
         ({**DIMENSIONS, "num_experts": 4, "top_k": 2, "moe_period": 5}, ["model.moe_period = 5", "at most 4"]),

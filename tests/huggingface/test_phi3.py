@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.config import ModelConfig, ModelSection, UserError
-from fourfold.config.model_section import YarnScaling
+from fourfold.config.model_config import YarnScaling
 from fourfold.huggingface import family_of, resolve_model, resolve_nearest
 from fourfold.model.counts import num_parameters
 

@@ -11,7 +11,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 
 from fourfold.config import ModelConfig
-from fourfold.config.model_section import YarnScaling
+from fourfold.config.model_config import YarnScaling
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.footprint import Shape

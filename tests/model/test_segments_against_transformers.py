@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fourfold.config import ModelConfig
-from fourfold.config.model_section import RopeScaling
+from fourfold.config.model_config import LayerException, RopeScaling
 from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
 from tests.support.plain_model import PlainModel, random_tokens, transformers_model
@@ -32,7 +32,12 @@ MODELS = {
     "mistral": replace(BASE, family="mistral", rope_theta=1e6, norm_eps=1e-6),
     "mistral, a window": replace(BASE, family="mistral", sliding_window=5),
     "qwen2, a window in some layers": replace(
-        BASE, family="qwen2", qkv_bias=True, num_layers=3, sliding_window=7, full_attention_layers=(1,)
+        BASE,
+        family="qwen2",
+        qkv_bias=True,
+        num_layers=3,
+        sliding_window=7,
+        exceptions=(LayerException(layers=(1,), sliding_window=0),),
     ),
     "qwen2": replace(BASE, family="qwen2", qkv_bias=True),
     "qwen2 tied": replace(BASE, family="qwen2", qkv_bias=True, tie_embeddings=True),

@@ -173,7 +173,11 @@ def test_split_sequences(cp: int, method: str, recompute: str, masked: bool, com
 @pytest.mark.parametrize("recompute", ["none", pytest.param("full", marks=sweep)])
 def test_windows(cp: int, method: str, recompute: str) -> None:
     layout = {"cp": cp, "cp_method": method, "recompute": recompute}
-    _check(cp, layout, model={"qkv_bias": True, "sliding_window": 12, "full_attention_layers": [0, 2]})
+    _check(
+        cp,
+        layout,
+        model={"qkv_bias": True, "sliding_window": 12, "exceptions": [{"layers": [0, 2], "sliding_window": 0}]},
+    )
 
 
 MIXTRAL = {"family": "mixtral", "num_experts": 4, "moe_ffn_size": 256}

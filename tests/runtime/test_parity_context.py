@@ -46,7 +46,7 @@ def test_architectures(cp: int, method: str, model: dict[str, Any]) -> None:
 @pytest.mark.parametrize("window", [2, pytest.param(3, marks=sweep), 7])
 def test_windows(cp: int, method: str, masked: bool, window: int) -> None:
     """In some of the layers; within a chunk, and beyond."""
-    model = {"qkv_bias": True, "sliding_window": window, "full_attention_layers": [0]}
+    model = {"qkv_bias": True, "sliding_window": window, "exceptions": [{"layers": [0], "sliding_window": 0}]}
     check_split(cp, model=model, data={"document_mask": masked}, layout=_context(cp, method))
 
 

@@ -56,7 +56,7 @@ def test_recompute_policies(recompute: str | list[str], zero: int) -> None:
                 "original_max_position": 8,
             }
         },
-        {"qkv_bias": True, "sliding_window": 6, "full_attention_layers": [0]},
+        {"qkv_bias": True, "sliding_window": 6, "exceptions": [{"layers": [0], "sliding_window": 0}]},
     ],
     ids=str,
 )

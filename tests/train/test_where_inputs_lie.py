@@ -24,7 +24,10 @@ CASES = {
     "a part of documents": {"layout": {"cp": 2}, "data": {"document_mask": True}},
     "learned positions": {"model": {"family": "gpt2", "ffn_size": 128, "num_kv_heads": 4}, "layout": {"cp": 2}},
     "modules ahead": {"model": {**DEEPSEEK_V3, "mtp_layers": 1}},
-    "windows": {"model": {"sliding_window": 4, "full_attention_layers": [1]}, "layout": {"cp": 2}},
+    "windows": {
+        "model": {"sliding_window": 4, "exceptions": [{"layers": [1], "sliding_window": 0}]},
+        "layout": {"cp": 2},
+    },
 }
 
 

@@ -1,8 +1,6 @@
 """The reference of the run file: every section and key with type, default, bounds and what it means, from the schema."""
 
-import ast
 import inspect
-import textwrap
 import types
 import typing
 from pathlib import Path
@@ -14,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fourfold.config.schema import RunConfig
+from fourfold.config.section import texts
 
 _INTRODUCTION = """\
 # Run file
@@ -56,12 +55,12 @@ def page() -> str:
 
 def _section(title: str, section: type[BaseModel], prefix: str, level: str = "##") -> list[str]:
     lines = [f"({_anchor(prefix)})=", f"{level} {title}", "", inspect.cleandoc(section.__doc__ or ""), ""]
-    texts = _texts(section)
+    said = texts(section)
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key, field in section.model_fields.items():
-        if key not in texts:
+        if key not in said:
             raise ValueError(f"{prefix}.{key}: the schema says nothing about it; write a docstring under the key")
-        cells = (f"`{key}`", _type(field), _default(field), " ".join(texts[key].split()))
+        cells = (f"`{key}`", _type(field), _default(field), " ".join(said[key].split()))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]
 
@@ -73,26 +72,6 @@ def _literal(annotation: Any) -> str:
 
 def _anchor(prefix: str) -> str:
     return "run-file-" + prefix.replace(".", "-").replace("_", "-").lower()
-
-
-def _texts(section: type[BaseModel]) -> dict[str, str]:
-    """The text that stands under each key in the source of the section, or of a section that it extends."""
-    found: dict[str, str] = {}
-    for kind in reversed(section.__mro__):
-        if issubclass(kind, BaseModel) and kind is not BaseModel:
-            found.update(_own_texts(kind))
-    return found
-
-
-def _own_texts(section: type[BaseModel]) -> dict[str, str]:
-    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return {
-        node.target.id: below.value.value
-        for node, below in zip(body.body, body.body[1:], strict=False)
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-    }
 
 
 def _type(field: FieldInfo) -> str:
@@ -111,6 +90,8 @@ def _kind(annotation: Any) -> str:
         return " or ".join(_kind(part) for part in inner if part is not type(None))
     if origin is list:
         return f"list of {_kind(inner[0])}"
+    if origin is tuple and inner[-1] is Ellipsis:
+        return f"list of {_kind(inner[0])}s" if _model_in(inner[0]) is not None else f"list of {_kind(inner[0])}"
     if origin is tuple:
         return "list of " + ", ".join(_kind(part) for part in inner)
     if _model_in(annotation) is not None:

@@ -1,18 +1,21 @@
 """Checks of a model's dimensions against each other; each refusal names the key, its value, and one that works."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fourfold.config.errors import UserError
-from fourfold.config.model_config import ModelConfig
-from fourfold.config.model_section import MOST_LAYERS
+from fourfold.config.model_config import LAYER_KEYS, MOST_LAYERS, ModelConfig, differences
 
 
 def check_model(model: ModelConfig) -> None:
     """Raises one `UserError` for the first inconsistency."""
-    for check in _CHECKS:
-        message = check(model)
-        if message is not None:
-            raise UserError(message)
+    if (message := _exceptions(model)) is not None:
+        raise UserError(message)
+    common = replace(model, exceptions=())
+    for each in (common, *model.layer_configs):
+        for check in _CHECKS:
+            if (message := check(each)) is not None:
+                raise UserError(message if each == common else f"model.exceptions: in some layers {message}")
 
 
 def _layers(model: ModelConfig) -> str | None:
@@ -32,7 +35,7 @@ def _heads(model: ModelConfig) -> str | None:
             f"model.num_kv_heads = {model.num_kv_heads} does not divide model.num_heads = {model.num_heads}; "
             f"a value that works: num_kv_heads = {fit}"
         )
-    if model.positions == "rope" and model.head_dim % 2:
+    if model.positions == "rope" and model.rotary_fraction == 1 and model.head_dim % 2:
         return (
             f"model.head_dim = {model.head_dim} is odd; rotary embedding needs an even one, for example "
             f"{model.head_dim + 1}"
@@ -40,16 +43,38 @@ def _heads(model: ModelConfig) -> str | None:
     return None
 
 
-def _windows(model: ModelConfig) -> str | None:
-    full = model.full_attention_layers
-    stated = f"model.full_attention_layers = {list(full)[:8]}"
-    if list(full) != sorted(set(full)) or any(not 0 <= layer < model.num_layers for layer in full):
+def _exceptions(model: ModelConfig) -> str | None:
+    layers = model.num_layers
+    for exception in model.exceptions if layers <= MOST_LAYERS else ():
+        stated = {"layers": exception.layers, "every": exception.every}
+        words = ", ".join(f"{key} = {_listed(value)}" for key, value in stated.items() if value is not None)
+        where = f"model.exceptions: {{{words or '...'}}}"
+        if (exception.layers is None) == (exception.every is None):
+            return f"{where}: allowed: either layers or every; a value that works: {{layers = [0], sliding_window = 0}}"
+        if not differences(exception):
+            return (
+                f"{where} states nothing that these layers have of their own; allowed: {', '.join(LAYER_KEYS)}; a value that "
+                "works: sliding_window = 0"
+            )
+        if exception.layers is not None and (not exception.layers or max(exception.layers) >= layers):
+            return f"{where}: allowed: layers from 0 to {layers - 1}; a value that works: layers = [0]"
+        if exception.every is not None and exception.every > layers:
+            return f"{where}: there are {layers} layers; allowed: 2 to {layers}; a value that works: layers = [0]"
+        if exception.positions == "learned":
+            return f'{where}: positions = "learned" is a matter of the whole model; allowed: "rope", "none"'
+    return None
+
+
+def _listed(value: int | tuple[int, ...]) -> str:
+    return str(value) if isinstance(value, int) else str([*value[:8]])[:-1] + (", ...]" if len(value) > 8 else "]")
+
+
+def _attention_spans(model: ModelConfig) -> str | None:
+    if model.sliding_window and model.attention_chunk:
         return (
-            f"{stated}: allowed: different layers from 0 to {model.num_layers - 1}, ascending; a value that works: "
-            f"full_attention_layers = [0]"
+            f"model.sliding_window = {model.sliding_window} and model.attention_chunk = {model.attention_chunk} are both stated; a "
+            "value that works: attention_chunk = 0"
         )
-    if model.num_layers > 1 and len(full) == model.num_layers:
-        return f"{stated} names all layers; a value that works: sliding_window = 0"
     return None
 
 
@@ -57,8 +82,10 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
     scaling, yarn = model.rope_scaling, model.yarn_scaling
     if scaling is not None and yarn is not None:
         return "model.rope_scaling and model.yarn_scaling are both stated; keep one of them"
-    if model.positions == "learned" and (scaling or yarn):
-        key = "rope_scaling" if scaling else "yarn_scaling"
+    if sum((scaling is not None, yarn is not None, model.linear_scaling != 1)) > 1:
+        return "model.linear_scaling is stated beside another scaling of rotary frequencies; a value that works: 1.0"
+    if model.positions == "learned" and (scaling or yarn or model.linear_scaling != 1):
+        key = "rope_scaling" if scaling else "yarn_scaling" if yarn else "linear_scaling"
         return f'model.{key} needs rotary positions; leave it out, or state positions = "rope"'
     if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
         return (
@@ -73,33 +100,67 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
     return None
 
 
+_NOT_FOR_MLA: dict[str, tuple[object, ...]] = {
+    "qk_norm": (False,),
+    "qkv_bias": (False,),
+    "attention_output_bias": (None, False),
+    "attention_sinks": (False,),
+    "attention_scale": (None,),
+    "rotary_fraction": (1.0,),
+    "zero_centered_norm": (False,),
+    "norm": ("rms",),
+    "linear_bias": (False,),
+}
+
+
 def _norms_and_biases(model: ModelConfig) -> str | None:
-    for key in ("qk_norm", "qkv_bias"):
-        if model.is_mla and getattr(model, key):
-            return f"model.{key} = true is not known for MLA (model.key_value_rank); allowed: {key} = false"
-    if model.qk_norm and model.qkv_bias:
+    for key, allowed in _NOT_FOR_MLA.items() if model.is_mla else ():
+        if (value := getattr(model, key)) not in allowed:
+            usual = _toml(allowed[-1])
+            return f"model.{key} = {_toml(value)} is not known for MLA (model.key_value_rank); allowed: {key} = {usual}"
+    if model.zero_centered_norm and model.norm == "layer":
+        return 'model.zero_centered_norm = true is not known for model.norm = "layer"; a value that works: norm = "rms"'
+    if model.qk_norm_over == "all" and not model.qk_norm:
+        return 'model.qk_norm_over = "all" needs model.qk_norm = true; leave it out, or state qk_norm = true'
+    return None
+
+
+def _toml(value: object) -> str:
+    return (
+        str(value).lower() if isinstance(value, bool) else '"' + value + '"' if isinstance(value, str) else str(value)
+    )
+
+
+def _rotation(model: ModelConfig) -> str | None:
+    if model.is_mla or model.positions != "rope":
+        return None
+    width = int(model.head_dim * model.rotary_fraction)
+    if width < 2 or width % 2:
+        fit = max(2, width // 2 * 2) / model.head_dim
         return (
-            "model.qk_norm = true and model.qkv_bias = true together are no model that Hugging Face has; "
-            "a value that works: qkv_bias = false"
+            f"model.rotary_fraction = {model.rotary_fraction} rotates {width} of model.head_dim = {model.head_dim} elements, and "
+            f"pairs are rotated; a value that works: {fit:g}"
         )
     return None
 
 
 def _feed_forward(model: ModelConfig) -> str | None:
-    if model.gated and model.activation != "silu":
-        return (
-            f"model.activation = {model.activation!r} has no gated feed-forward here; a value that works: gated = false"
-        )
+    if model.num_experts and model.activation != "silu":
+        return f"model.activation = {model.activation!r} is not known for experts; a value that works: silu"
     if model.gated and model.linear_bias:
         return "model.linear_bias = true: a gated feed-forward has no biases here; a value that works: gated = false"
-    if model.norm == "layer" and (model.is_mla or model.num_experts):
-        what = "MLA" if model.is_mla else "experts"
-        return f'model.norm = "layer" is not known for {what}; allowed: norm = "rms"'
+    if model.norm == "layer" and model.num_experts:
+        return 'model.norm = "layer" is not known for experts; allowed: norm = "rms"'
     return None
 
 
 def _multi_token(model: ModelConfig) -> str | None:
-    for key, allowed in (("norm", "rms"), ("positions", "rope")):
+    for key, allowed in (
+        ("norm", "rms"),
+        ("positions", "rope"),
+        ("norm_placement", "pre"),
+        ("zero_centered_norm", False),
+    ):
         if model.mtp_layers and getattr(model, key) != allowed:
             return (
                 f"model.mtp_layers = {model.mtp_layers}: MTP modules are known for model.{key} = "
@@ -230,9 +291,10 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _own_block,
     _layers,
     _heads,
-    _windows,
+    _attention_spans,
     _rotary_scaling,
     _norms_and_biases,
+    _rotation,
     _mla,
     _experts,
     _feed_forward,

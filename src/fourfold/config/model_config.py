@@ -1,72 +1,225 @@
-"""The dimensions of one decoder, complete: what every other package reads."""
+"""The dimensions of one decoder, complete: what every other package reads, and each key of `[model]` that says one of them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
-from fourfold.config.model_section import RopeScaling, YarnScaling
+from annotated_types import Ge, Gt, Le
+from pydantic import Field, create_model
+
+from fourfold.config.section import Section
+
+MOST_LAYERS = 100_000
+Layers = Annotated[int, Gt(0), Le(MOST_LAYERS)]
+"""Bounded, since the program makes a list of them: no run file exhausts the memory."""
+Size = Annotated[int, Gt(0)]
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Weight = Annotated[float, Ge(0)]
+
+
+class RopeScaling(Section):
+    """Llama 3's scaling of the low rotary frequencies (Llama 3.1 model card, `rope_type = "llama3"`)."""
+
+    factor: Positive
+    """Divisor of the low frequencies."""
+    low_freq_factor: Positive
+    """Wavelengths above `original_max_position` / `low_freq_factor` are scaled in full."""
+    high_freq_factor: Positive
+    """Wavelengths below `original_max_position` / `high_freq_factor` keep their frequency. More than `low_freq_factor`."""
+    original_max_position: Size
+    """Positions of the model before scaling [tokens]."""
+
+
+class YarnScaling(Section):
+    """YaRN (Peng et al. 2023). With m(x) = 0.1 x ln(factor) + 1, cosines and sines are multiplied by m(`mscale`) /
+    m(`mscale_all_dim`) if both are stated and positive, else by m(1). The scores of multi-head latent attention are multiplied
+    by m(`mscale_all_dim`) squared if it is stated and positive (DeepSeek-V2, section 3.1.4)."""
+
+    factor: Annotated[float, Ge(1)]
+    """How many times longer the context becomes."""
+    original_max_position: Size
+    """Positions of the model before scaling [tokens]."""
+    beta_fast: Positive = 32.0
+    """Rotations over the original context above which a frequency stays. More than `beta_slow`."""
+    beta_slow: Positive = 1.0
+    """Rotations over the original context below which a frequency is divided by `factor`."""
+    mscale: Weight | None = None
+    """Weight of the magnitude correction of cosines and sines."""
+    mscale_all_dim: Weight | None = None
+    """Weight of the magnitude correction of all elements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """The keys that a layer may have of its own: see `exceptions`."""
+
+    sliding_window: Count | None = None
+    """Tokens that attention looks back, the query's own among them. 0: no window."""
+    attention_chunk: Count | None = None
+    """Tokens of the parts that a document is cut into, within which attention looks back (Llama 4). 0: documents are whole."""
+    positions: Literal["rope", "learned", "none"] = "rope"
+    """`rope`: queries and keys are rotated (the default); `learned`: a table of `max_position` rows is added to the embedding
+    (GPT-2); `none`: nothing tells where a token stands but the causal mask (NoPE)."""
+    rope_theta: Positive = 10000.0
+    """Base of the rotary frequencies. Default: 10000."""
+    rope_scaling: RopeScaling | None = None
+    """Llama 3's scaling of rotary frequencies; not together with another scaling."""
+    yarn_scaling: YarnScaling | None = None
+    """YaRN's scaling of rotary frequencies; not together with another scaling."""
+    linear_scaling: Positive = 1.0
+    """Divisor of all rotary frequencies (Chen et al. 2023). Default: 1."""
+
+
+class _Places(Section):
+    """Layers that differ from the others. State `layers` or `every`, and what they have instead."""
+
+    layers: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
+    """Their numbers, from 0."""
+    every: Annotated[int, Gt(1)] | None = None
+    """They are the last of each so many layers: 6 means the sixth, the twelfth, and so on."""
+
+
+def stated_as(config: type) -> dict[str, Any]:
+    """The keys of a record as a section's fields, each of which may be left out."""
+    return {key: (kind | None, None) for key, kind in get_type_hints(config, include_extras=True).items()}
+
+
+if TYPE_CHECKING:
+
+    class LayerException(_Places):
+        """Keys of `LayerConfig` beside those of `_Places`."""
+
+        def __init__(self, **keys: Any) -> None: ...
+        def __getattr__(self, key: str) -> Any: ...
+
+else:
+    LayerException = create_model("LayerException", __base__=_Places, __doc__=_Places.__doc__, **stated_as(LayerConfig))
+    LayerException.described_by = LayerConfig
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """A decoder of the Llama family (Llama 2/3, Mistral, Qwen2/3, SmolLM), dense or with mixtures of experts (Mixtral,
-    Qwen3-MoE, DeepSeek-V3), with grouped-query or multi-head latent attention; or one of the GPT-2 family (GPT-3).
+class ModelConfig(LayerConfig):
+    """A decoder: dense or with mixtures of experts, with grouped-query or multi-head latent attention. Layers are alike but for
+    what `exceptions` say.
 
     Sizes are in elements; `head_dim` times `num_heads` need not equal `hidden_size`. `num_experts` 0: dense.
     `key_value_rank` None: grouped-query attention; else latent (DeepSeek-V2, section 2.1), where a head's query and key have
-    `nope_head_dim` + `rope_head_dim` elements, its value `value_head_dim`, and `head_dim` is the former sum. `ModelSection` says
-    what each field is; None here: that part is not there.
-    """
+    `nope_head_dim` + `rope_head_dim` elements, its value `value_head_dim`, and `head_dim` is the former sum. None: that part is not
+    there."""
 
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    vocab_size: int
+    num_layers: Layers
+    """Decoder blocks."""
+    hidden_size: Size
+    """Width of the hidden states [elements]."""
+    num_heads: Size
+    """Query heads."""
+    num_kv_heads: Size
+    """Key and value heads; divides `num_heads`. Left out: `num_heads`."""
+    head_dim: Size
+    """Width of one head [elements]. Left out: `hidden_size` / `num_heads`."""
+    ffn_size: Size
+    """Inner width of the dense feed-forward [elements]."""
+    vocab_size: Size
+    """Rows of the embedding. Left out: the tokenizer's entries, padded up to `vocab_multiple`."""
     family: str = "llama"
-    tie_embeddings: bool = False
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
-    norm_eps: float = 1e-5
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-    full_attention_layers: tuple[int, ...] = ()
-    """Layers, counted from 0, that have no `sliding_window`; ascending."""
-    max_position: int = 131072
-    init_std: float = 0.02
-    mup_base_hidden_size: int | None = None
-    mup_base_head_dim: int | None = None
-    num_experts: int = 0
-    top_k: int = 0
-    moe_ffn_size: int = 0
-    num_shared_experts: int = 0
-    first_dense_layers: int = 0
-    moe_period: int = 1
-    router: str = "softmax"
-    normalize_top_k: bool = True
-    routed_scaling: float = 1.0
-    num_expert_groups: int = 1
-    top_groups: int = 1
-    balance_loss: float = 0.0
-    z_loss: float = 0.0
-    balance_bias_speed: float = 0.0
-    capacity_factor: float | None = None
-    query_rank: int | None = None
-    key_value_rank: int | None = None
-    rope_head_dim: int = 0
-    nope_head_dim: int = 0
-    value_head_dim: int = 0
-    rope_interleave: bool = False
-    yarn_scaling: YarnScaling | None = None
-    mtp_layers: int = 0
-    mtp_loss: float = 0.0
-    norm: str = "rms"
-    activation: str = "silu"
-    gated: bool = True
-    linear_bias: bool = False
-    positions: str = "rope"
+    """Hugging Face architecture to export as. Left out: the one that the dimensions describe."""
     block: str | None = None
+    """Your own block in place of the built-in ones: `"python:MODULE:NAME"` of an `OwnBlock`. Commands that only look at a run
+    import it with `--trust` alone."""
+    tie_embeddings: bool = False
+    """Whether embedding and unembedding share one matrix. Default: false."""
+    exceptions: Annotated[tuple[LayerException, ...], Field(strict=False)] = ()
+    """Layers that differ from the others, and in what: tables with `layers` or `every`, and the keys of those layers."""
+    max_position: Size = 131072
+    """Longest sequence [tokens]. Default: 131072."""
+    init_std: Positive = 0.02
+    """Standard deviation of random initial weights. Default: 0.02."""
+    mup_base_hidden_size: Size | None = None
+    """muP (Yang et al. 2022): `init_std` and `optimizer.lr` are those of a model of this width, and every parameter gets its own by
+    `hidden_size`, so that they hold for all widths. Needs AdamW and untied embeddings. Left out: the standard parametrization."""
+    mup_base_head_dim: Size | None = None
+    """muP: `head_dim` of that model, where heads widen too. Left out: `head_dim`; width is a matter of more heads."""
+
+    norm: Literal["rms", "layer"] = "rms"
+    """`rms` (the default), or `layer` with mean and bias (GPT-2)."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the norms. Default: 1e-5."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    """Where a layer's norms stand: `pre`, before attention and feed-forward (the default); `post`, after them, before their output
+    is added (OLMo-2); `sandwich`, both (Gemma-2)."""
+    zero_centered_norm: bool = False
+    """Whether a norm's weight w stands for the factor 1 + w (Gemma). Default: false."""
+
+    rotary_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Part of a head's elements that are rotated, the first ones (GLM-4.5). Default: 1."""
+    rope_interleave: bool = False
+    """Whether rotary pairs are neighbours (DeepSeek) instead of half a head apart. Default: false."""
+    qkv_bias: bool = False
+    """Whether the query, key and value projections have biases. Default: false."""
+    attention_output_bias: bool | None = None
+    """Whether attention's output projection has a bias. Left out: as `linear_bias`."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed (Qwen3). Default: false."""
+    qk_norm_over: Literal["head", "all"] = "head"
+    """What `qk_norm` norms together: each `head` (the default), or `all` heads of a token (OLMo-2)."""
+    attention_scale: Positive | None = None
+    """Factor of the scores of attention. Left out: 1 / sqrt(`head_dim`)."""
+    attention_sinks: bool = False
+    """Whether every head has a logit that takes a share of the attention and gives nothing (gpt-oss). Default: false."""
+    query_rank: Count | None = None
+    """Width of the compressed queries of multi-head latent attention (MLA). 0: queries are not compressed."""
+    key_value_rank: Count | None = None
+    """Width of the compressed keys and values of MLA (DeepSeek-V2, section 2.1). 0: grouped-query attention."""
+    rope_head_dim: Count = 0
+    """MLA: elements of a head's query and key that are rotated."""
+    nope_head_dim: Count = 0
+    """MLA: elements of a head's query and key that are not rotated."""
+    value_head_dim: Count = 0
+    """MLA: elements of a head's value."""
+
+    activation: Literal["silu", "gelu", "gelu_exact"] = "silu"
+    """Activation of the feed-forward: `silu` (the default), `gelu` in its tanh form (GPT-2), or `gelu_exact`."""
+    gated: bool = True
+    """Whether the feed-forward is down(activation(gate(x)) * up(x)), else down(activation(up(x))). Default: true."""
+    linear_bias: bool = False
+    """Whether attention's output and the feed-forward have biases. Default: false."""
+    num_experts: Count = 0
+    """Routed experts of a mixture-of-experts block. 0: a dense model."""
+    top_k: Count = 0
+    """Experts that each token is routed to."""
+    moe_ffn_size: Count = 0
+    """Inner width of one expert [elements]. Left out: `ffn_size`."""
+    num_shared_experts: Count = 0
+    """Experts that every token passes, as one feed-forward of `num_shared_experts` x `moe_ffn_size`."""
+    first_dense_layers: Count = 0
+    """Leading blocks with a dense feed-forward of `ffn_size`."""
+    moe_period: Size = 1
+    """Every how many-th block has experts, counted from the first: 2 means the second, the fourth, and so on. Default: 1."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """Scores of the router: `softmax` (Mixtral, Qwen3-MoE; the default) or `sigmoid` (DeepSeek-V3)."""
+    normalize_top_k: bool = True
+    """Whether a token's chosen scores are divided by their sum. Default: true."""
+    routed_scaling: Positive = 1.0
+    """Factor on the routed experts' output. Default: 1."""
+    num_expert_groups: Size = 1
+    """Groups of experts in group-limited routing (DeepSeek-V3). Default: 1."""
+    top_groups: Size = 1
+    """Groups that a token may choose its experts from. Default: 1."""
+    balance_loss: Weight = 0.0
+    """Weight of the sequence-wise load-balancing loss (DeepSeek-V3, equations 17 to 20). Default: 0."""
+    z_loss: Weight = 0.0
+    """Weight of the router z-loss (Zoph et al. 2022, equation 5). Default: 0."""
+    balance_bias_speed: Weight = 0.0
+    """Step of the auxiliary-loss-free balancing bias (Wang et al. 2024). Default: 0, the bias stays."""
+    capacity_factor: Weight | None = None
+    """An expert takes at most `capacity_factor` x `top_k` x tokens / `num_experts` tokens of a rank's microbatch. 0: dropless."""
+
+    mtp_layers: Annotated[int, Ge(0), Le(100)] = 0
+    """Multi-token prediction modules after the last block (DeepSeek-V3, section 2.2). Default: 0."""
+    mtp_loss: Weight = 0.0
+    """Weight of the mean loss of the multi-token prediction modules. Default: 0.3 where there are any."""
 
     @property
     def is_mla(self) -> bool:
@@ -81,3 +234,84 @@ class ModelConfig:
     def has_dense_blocks(self) -> bool:
         """Whether some block has a feed-forward of `ffn_size`."""
         return self.num_experts == 0 or self.first_dense_layers > 0 or self.moe_period > 1
+
+    def of_layer(self, layer: int) -> "ModelConfig":
+        """The model whose layers are all like this one. MTP modules, which follow the layers, are no exceptions."""
+        return _of_layers(self)[layer] if layer < self.num_layers else _alike(self, ())
+
+    @property
+    def layer_configs(self) -> "tuple[ModelConfig, ...]":
+        """`of_layer` of each layer, and the model without exceptions, whose layers its MTP modules have, if there are any."""
+        return tuple(dict.fromkeys((*_of_layers(self), *((_alike(self, ()),) if self.mtp_layers else ()))))
+
+
+LAYER_KEYS = tuple(each.name for each in fields(LayerConfig))
+OFF = 0
+"""The value that a run file states for a part that is not there."""
+
+
+def placed(exception: LayerException, num_layers: int) -> tuple[int, ...]:
+    """The layers that it is about."""
+    if exception.every is not None:
+        return tuple(range(exception.every - 1, num_layers, exception.every))
+    return exception.layers or ()
+
+
+def differences(exception: LayerException) -> dict[str, Any]:
+    """What its layers have instead, by key."""
+    found = ((key, getattr(exception, key)) for key in LAYER_KEYS)
+    return {key: value for key, value in found if value is not None}
+
+
+def exceptions_of(layers: Sequence[Mapping[str, Any]]) -> tuple[LayerException, ...]:
+    """The one way to write what each layer has instead of what is common to all: equal layers together, by the first of them."""
+    together: dict[tuple[tuple[str, Any], ...], list[int]] = {}
+    for layer, own in enumerate(layers):
+        if own:
+            together.setdefault(tuple(sorted(own.items())), []).append(layer)
+    return tuple(LayerException(**_places(found, len(layers)), **dict(own)) for own, found in together.items())
+
+
+def _places(found: Sequence[int], num_layers: int) -> dict[str, Any]:
+    period = found[0] + 1
+    if period > 1 and len(found) > 1 and list(found) == list(range(found[0], num_layers, period)):
+        return {"every": period}
+    return {"layers": tuple(found)}
+
+
+def exceptions_within(model: ModelConfig, num_layers: int) -> tuple[LayerException, ...]:
+    """Its exceptions in a model of another depth: layers that there are not are left out."""
+    kept = []
+    for each in model.exceptions:
+        if each.layers is not None:
+            each = each.model_copy(update={"layers": tuple(n for n in each.layers if n < num_layers)})
+        if placed(each, num_layers):
+            kept.append(each)
+    return tuple(kept)
+
+
+def written_once(model: ModelConfig) -> tuple[LayerException, ...]:
+    """Its exceptions by `exceptions_of`, without what is common to all."""
+    own: list[dict[str, Any]] = [{} for _ in range(model.num_layers)]
+    for exception in model.exceptions:
+        for layer in placed(exception, model.num_layers):
+            own[layer].update(differences(exception))
+    common = {key: OFF if (value := getattr(model, key)) is None else value for key in LAYER_KEYS}
+    return exceptions_of([{key: value for key, value in each.items() if value != common[key]} for each in own])
+
+
+@lru_cache(maxsize=64)
+def _of_layers(model: ModelConfig) -> tuple[ModelConfig, ...]:
+    own: list[dict[str, Any]] = [{} for _ in range(model.num_layers)]
+    for exception in model.exceptions:
+        for layer in placed(exception, model.num_layers):
+            own[layer].update(differences(exception))
+    return tuple(_alike(model, tuple(sorted(each.items()))) for each in own)
+
+
+@lru_cache(maxsize=256)
+def _alike(model: ModelConfig, own: tuple[tuple[str, Any], ...]) -> ModelConfig:
+    if not own and not model.exceptions:
+        return model
+    changes: dict[str, Any] = {key: None if value == OFF else value for key, value in own}
+    return replace(model, exceptions=(), **changes)

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from fourfold.config.errors import UserError, did_you_mean
-from fourfold.config.model_section import RopeScaling, YarnScaling
+from fourfold.config.model_section import ModelSection
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 """An account and a repository."""
@@ -50,11 +50,8 @@ def model_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         hint = did_you_mean(name, preset_names())
         raise UserError(f"model.preset = {name!r} is unknown; {hint}allowed: {', '.join(preset_names())}")
-    values = tomllib.loads(text_in("fourfold.config", "presets", name))
-    for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
-        if key in values:
-            values[key] = kind(**values[key])
-    return values
+    section = ModelSection.model_validate(tomllib.loads(text_in("fourfold.config", "presets", name)))
+    return {key: getattr(section, key) for key in section.model_fields_set}
 
 
 def run_preset_text(name: str) -> str:

@@ -1,11 +1,7 @@
 """The choices that a person has: models, clusters, schedules, runs of the literature, the run file's keys with their help."""
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,6 +18,7 @@ from fourfold.config.schema import (
     PrecisionSection,
     RunSection,
 )
+from fourfold.config.section import texts
 from fourfold.explore.glossary import glossary
 from fourfold.explore.setup import NOT_HERE
 from fourfold.report.listing import KINDS, rows
@@ -84,7 +81,7 @@ def _key(section: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
         "least": plain.get("minimum", _above(plain.get("exclusiveMinimum"), plain.get("type"))),
         "most": plain.get("maximum"),
         "default": field.get("default"),
-        "help": _helps(model).get(name, ""),
+        "help": texts(model).get(name, "").replace("\n", " "),
     }
 
 
@@ -96,19 +93,3 @@ def _properties(model: type[BaseModel]) -> dict[str, Any]:
 
 def _above(bound: float | None, kind: str | None) -> float | None:
     return bound + 1 if bound is not None and kind == "integer" else bound
-
-
-@lru_cache
-def _helps(model: type[BaseModel]) -> dict[str, str]:
-    """The text under each field, of the class and of those that it is made of."""
-    found: dict[str, str] = {}
-    for each in reversed(model.__mro__):
-        if not issubclass(each, BaseModel) or each is BaseModel:
-            continue
-        [body] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        statements = getattr(body, "body", [])
-        for field, text in pairwise(statements):
-            named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            if named and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[field.target.id] = inspect.cleandoc(str(text.value.value)).replace("\n", " ")
-    return found

@@ -1,11 +1,12 @@
 """A job that is exported: a layout that was planned, and the run that it is for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
 
 from fourfold.config import ModelConfig, RunConfig
+from fourfold.config.model_config import differences
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import candidate_spec
@@ -14,6 +15,49 @@ from fourfold.program.stage_map import stage_map
 
 EVERY = 1000
 """Steps between two checkpoints or evaluations where the run states none."""
+
+
+WRITTEN = frozenset(
+    {"family", "block", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size"}
+    | {"tie_embeddings", "max_position", "init_std", "mup_base_hidden_size", "mup_base_head_dim", "norm", "norm_eps"}
+    | {"rope_interleave", "qkv_bias", "qk_norm", "query_rank", "key_value_rank", "rope_head_dim", "nope_head_dim"}
+    | {
+        "value_head_dim",
+        "activation",
+        "gated",
+        "linear_bias",
+        "num_experts",
+        "top_k",
+        "moe_ffn_size",
+        "num_shared_experts",
+    }
+    | {
+        "first_dense_layers",
+        "moe_period",
+        "router",
+        "normalize_top_k",
+        "routed_scaling",
+        "num_expert_groups",
+        "top_groups",
+    }
+    | {"balance_loss", "z_loss", "balance_bias_speed", "capacity_factor", "mtp_layers", "mtp_loss", "sliding_window"}
+    | {"positions", "rope_theta", "rope_scaling", "yarn_scaling"}
+)
+"""Keys of a model that every trainer's file states, or names where it cannot."""
+
+
+def unwritten(model: ModelConfig) -> list[str]:
+    """A line for each key of the model that no trainer's file has, where it is not what models usually have."""
+    lines = []
+    for key in fields(model):
+        value = getattr(model, key.name)
+        if key.name == "exceptions":
+            value = sorted({key for each in value for key in differences(each)} - {"sliding_window"})
+            if value:
+                lines.append(f"exceptions: layers are alike there, and here differ in {', '.join(value)}")
+        elif key.name not in WRITTEN and value != key.default:
+            lines.append(f"{key.name} = {value}: is not in the file")
+    return lines
 
 
 class Export(NamedTuple):

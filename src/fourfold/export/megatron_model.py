@@ -5,8 +5,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from fourfold.cost.prices import Windows
-from fourfold.export.job import TrainerJob
+from fourfold.export.job import TrainerJob, unwritten
 from fourfold.export.script import Flags
+from fourfold.model.layers import layers_of
 
 LLAMA_LOW, LLAMA_HIGH, LLAMA_ORIGINAL = 1.0, 4.0, 8192
 """Megatron-LM's `--use-rope-scaling` takes these beside the factor."""
@@ -48,7 +49,7 @@ def model_flags(job: TrainerJob) -> Part:
         "attention-dropout": 0.0,
         "hidden-dropout": 0.0,
     }
-    missing = []
+    missing = unwritten(model)
     if model.num_kv_heads != model.num_heads and not model.is_mla:
         flags |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
     if model.qk_norm or model.is_mla:
@@ -130,9 +131,10 @@ def _mla(job: TrainerJob) -> Part:
 
 def _windows(job: TrainerJob) -> Part:
     model, windows = job.model, job.request.windows
-    if model.sliding_window is not None:
-        part = 1 - len(model.full_attention_layers) / model.num_layers
-        windows = Windows(model.sliding_window, part)
+    spans = [each.mixer.window for each in layers_of(model)[: model.num_layers] if each is not None]
+    windowed = [span for span in spans if span is not None]
+    if windowed:
+        windows = Windows(max(windowed), len(windowed) / model.num_layers)
     if windows is None or windows.tokens >= job.request.sequence_length:
         return {}, []
     flags: Flags = {"window-size": f"{windows.tokens},0"}

@@ -6,9 +6,10 @@ The settings that its file cannot express are listed beside it.
 from itertools import accumulate
 
 from fourfold.config.optimizers import AdamWSection
-from fourfold.export.job import Export, TrainerJob, every_block, outermost, unstated
+from fourfold.export.job import Export, TrainerJob, every_block, outermost, unstated, unwritten
 from fourfold.export.script import Call, function, number, script, steps_input, torchrun, with_imports
 from fourfold.export.torchtitan_model import FAMILIES, family, has_mtp, is_tied, model_lines
+from fourfold.model.layers import windows_of
 from fourfold.program.schedule import find_schedule, usual_schedule
 
 DATA = {
@@ -77,6 +78,7 @@ def splits_norms(job: TrainerJob) -> bool:
 def left_out(job: TrainerJob) -> list[str]:
     """The settings that torchtitan runs otherwise, one sentence each."""
     found = [text for text, applies in (*_of_layout(job), *_of_model(job), *_of_precision(job)) if applies]
+    found += unwritten(job.model)
     return [*unstated(job, ("adamw",)), *found, *outermost(job.layout, "torchtitan's mesh has pp outermost")]
 
 
@@ -113,7 +115,7 @@ def _of_model(job: TrainerJob) -> list[tuple[str, bool]]:
         ("document_mask = false: attention stays within documents there", not job.request.document_mask),
         (
             "sliding windows: are not in the file",
-            job.request.windows is not None or job.model.sliding_window is not None,
+            job.request.windows is not None or bool(windows_of(job.model, job.request.sequence_length)),
         ),
         (
             "tie_embeddings: torchtitan does not tie them here: they are two matrices",

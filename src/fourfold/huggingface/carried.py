@@ -3,7 +3,7 @@
 A key whose meaning the run did not change stays as it was, spelling included; where dimensions changed, ours are written.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import ModelSection
 from fourfold.huggingface.config_json import load_config, to_config
 from fourfold.huggingface.families import FAMILIES
+from fourfold.huggingface.family import SCALINGS
 from fourfold.huggingface.resolve import resolve_model
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -49,19 +50,19 @@ def _kept(raw: Mapping[str, Any], before: ModelConfig, model: ModelConfig, writt
         for key, value in raw.items()
         if key not in {*_NOT_CARRIED, *_OURS, *aliases, *family.dropouts} and not key.endswith(TOKEN_ID)
     }
-    same_rope = all(
-        getattr(before, key) == getattr(model, key) for key in ("rope_theta", "rope_scaling", "yarn_scaling")
-    )
-    windows = ("sliding_window", "full_attention_layers", "num_layers")
-    same_window = all(getattr(before, key) == getattr(model, key) for key in windows)
-    for names, same in ((_ROPE, same_rope), (_WINDOW, same_window)):
-        if not same:
+    for names, ours in ((_ROPE, ("rope_theta", *SCALINGS)), (_WINDOW, ("sliding_window", "attention_chunk"))):
+        if _of_layers(before, ours) != _of_layers(model, ours):
             kept = {key: value for key, value in kept.items() if key not in names}
         elif any(name in raw for name in names):
             written = {key: value for key, value in written.items() if key not in names}
     former = to_config(before)
     changed = {key: value for key, value in written.items() if key not in kept or former.get(key) != value}
     return {**kept, **changed}
+
+
+def _of_layers(model: ModelConfig, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The values of some keys in every layer."""
+    return [tuple(getattr(model.of_layer(n), key) for key in keys) for n in range(model.num_layers)]
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,36 +1,19 @@
 """The record of one Hugging Face family, as data: its `config.json`, its models, its tensors on disk."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_config import ModelConfig, differences
 from fourfold.huggingface.key import Key
 
-_DEFAULTS = {f.name: f.default for f in fields(ModelConfig)}
-
-DECODER: dict[str, Any] = {
-    "norm": "rms",
-    "activation": "silu",
-    "gated": True,
-    "linear_bias": False,
-    "positions": "rope",
-    "qkv_bias": False,
-    "qk_norm": False,
-    "full_attention_layers": (),
-}
-"""Values of `ModelConfig` that every model of Llama's form has."""
-GROUPED: dict[str, Any] = {**DECODER, "key_value_rank": None, "rope_interleave": False}
-"""Values of `ModelConfig` that every model of Llama's form with grouped-query attention has."""
-DENSE: dict[str, Any] = {**GROUPED, "num_experts": 0}
-SOFTMAX: dict[str, Any] = {
-    "router": "softmax",
-    "routed_scaling": 1.0,
-    "num_expert_groups": 1,
-    "num_shared_experts": 0,
-    "balance_bias_speed": 0.0,
-}
-"""Values of models with a softmax router and without shared experts."""
+TRAINING = frozenset(
+    {"family", "block", "tie_embeddings", "max_position", "init_std", "mup_base_hidden_size", "mup_base_head_dim"}
+    | {"balance_loss", "z_loss", "capacity_factor", "mtp_loss"}
+)
+"""Keys of `ModelConfig` that any family may have: they change nothing that its weights compute, or stand in each `config.json`."""
+SCALINGS = {"rope_scaling": "llama3", "yarn_scaling": "yarn", "linear_scaling": "linear"}
+"""Our keys of scaled rotary frequencies, with their names in `config.json`."""
 FALSE = (False, None)
 """Allowed values of a key that must be false, null or left out."""
 SILU = ("silu", "swish")
@@ -77,9 +60,10 @@ class Family:
     out. `dropouts`: keys of dropout, with the values that transformers takes where they are left out; 0.0 is written. `constants`
     are written and never read. `read(raw, values, source)` and `write(model)` treat what these cannot express; `reads`: their keys.
 
-    Models: `fixed` are values of `ModelConfig` that all models of the family have, `usual` those that hold where a run file does
-    not say otherwise, `needs` fields that must not be 0. `rope_types`: kinds of rotary positions; empty where positions are
-    learned. `departs(model)`: our fields, with values, that the family cannot have, beside these.
+    Models: a key of `ModelConfig` that the family's `config.json` does not state has its default in all models of the family, or
+    the value in `fixed`; `usual` are values that hold where a run file does not say otherwise. `may`: keys that `read` and `write`
+    treat; `by_layer`: keys that `exceptions` may state; `needs`: keys that must not be 0. `rope_types`: kinds of rotary
+    positions; empty where positions are learned. `departs(model)`: our keys, with values, that it cannot have, beside these.
 
     Tensors: `tensors` are their names on disk; `balance_bias`: whether routers have a balancing bias there.
     """
@@ -87,10 +71,12 @@ class Family:
     name: str
     architecture: str
     keys: tuple[Key, ...]
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
+    may: tuple[str, ...] = ()
+    by_layer: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    rope_types: tuple[str, ...] = ("default", "llama3", "yarn")
+    rope_types: tuple[str, ...] = ("default", "llama3", "yarn", "linear")
     departs: Callable[[ModelConfig], dict[str, Any]] = _nothing
     states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
@@ -105,18 +91,29 @@ class Family:
     @property
     def implied(self) -> dict[str, Any]:
         """Values that the family's name implies where a run file states none."""
-        fixed = {key: value for key, value in self.fixed.items() if value != _DEFAULTS[key]}
-        return {**fixed, **self.usual}
+        return {**self.fixed, **self.usual}
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether its models may have experts."""
+        return any(key.ours == "num_experts" for key in self.keys)
 
     def departures(self, model: ModelConfig) -> dict[str, Any]:
         """The model's values that the family cannot have, by key."""
-        result = {key: getattr(model, key) for key, value in self.fixed.items() if getattr(model, key) != value}
+        free = TRAINING | {key.ours for key in self.keys} | set(self.may)
+        free |= {key for key, kind in SCALINGS.items() if kind in self.rope_types}
+        free |= {"exceptions"} if self.by_layer else set()
+        allowed = {each.name: each.default for each in fields(ModelConfig) if each.name not in free} | dict(self.fixed)
+        result = {
+            key: value
+            for key, usual in allowed.items()
+            if usual is not MISSING and (value := getattr(model, key)) != usual
+        }
         result.update({key: 0 for key in self.needs if not getattr(model, key)})
         if model.block is not None:
             result["block"] = model.block
-        for kind, key in (("llama3", "rope_scaling"), ("yarn", "yarn_scaling")):
-            if getattr(model, key) is not None and kind not in self.rope_types:
-                result[key] = getattr(model, key)
+        if any(differences(each).keys() - {*self.by_layer} for each in model.exceptions):
+            result["exceptions"] = model.exceptions
         return {**result, **self.departs(model)}
 
     def their_name(self, key: str) -> str:

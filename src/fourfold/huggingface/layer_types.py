@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
-from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_config import OFF, ModelConfig, exceptions_of
 from fourfold.huggingface.key import number, require
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _WINDOW, _FULL_LAYERS = 4096, 28
 """Values that transformers takes where `sliding_window` and `max_window_layers` are left out."""
 
@@ -17,9 +17,9 @@ def stated_kinds(raw: Mapping[str, Any], num_layers: int, source: str) -> list[s
     kinds = raw.get("layer_types")
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or any(kind not in (_FULL, _SLIDING) for kind in kinds):
+    if not isinstance(kinds, list) or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise UserError(
-            f"{source}: layer_types = {shortened(kinds)} is not supported; allowed: a list of {_FULL!r} and {_SLIDING!r}, or null"
+            f"{source}: layer_types = {shortened(kinds)} is not supported; allowed: a list of {FULL!r} and {SLIDING!r}, or null"
         )
     if num_layers and len(kinds) != num_layers:
         raise UserError(
@@ -29,7 +29,7 @@ def stated_kinds(raw: Mapping[str, Any], num_layers: int, source: str) -> list[s
 
 
 def read_switched_window(raw: Mapping[str, Any], values: dict[str, Any], source: str, split: bool = True) -> None:
-    """Fills `sliding_window` and `full_attention_layers` for families in which `use_sliding_window` switches it: the window of the
+    """Fills `sliding_window` and `exceptions` for families in which `use_sliding_window` switches it: the window of the
     layers that have one. Without `layer_types`, these are the layers from `max_window_layers` on (`split`), or all."""
     require(raw, "use_sliding_window", (False, True), source)
     window = None
@@ -43,34 +43,47 @@ def read_switched_window(raw: Mapping[str, Any], values: dict[str, Any], source:
     if kinds is None:
         windowed = window is not None and (first < layers or not layers)
     else:
-        windowed = _SLIDING in kinds
+        windowed = SLIDING in kinds
         if windowed and window is None:
             raise UserError(
-                f"{source}: layer_types has {_SLIDING!r}, and use_sliding_window is not true or sliding_window is null; state "
-                f"both, for example sliding_window = 4096, or {_FULL!r} for each layer"
+                f"{source}: layer_types has {SLIDING!r}, and use_sliding_window is not true or sliding_window is null; state "
+                f"both, for example sliding_window = 4096, or {FULL!r} for each layer"
             )
-        if window is not None and not split and set(kinds) != {_SLIDING}:
+        if window is not None and not split and set(kinds) != {SLIDING}:
             raise _all_or_none(kinds, source)
     if windowed:
         values["sliding_window"] = window
-        full = range(min(first, layers)) if kinds is None else [i for i, kind in enumerate(kinds) if kind == _FULL]
-        values["full_attention_layers"] = tuple(full)
+        if kinds is None:
+            kinds = [FULL if layer < first else SLIDING for layer in range(layers)]
+        values["exceptions"] = exceptions_of([{"sliding_window": OFF} if kind == FULL else {} for kind in kinds])
 
 
 def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     """Raises `UserError` where `layer_types` says anything but that all layers are alike, as in families that do not read it."""
     kinds = stated_kinds(raw, values.get("num_layers", 0), source)
-    if kinds is not None and set(kinds) != {_SLIDING if values.get("sliding_window") else _FULL}:
+    if kinds is not None and set(kinds) != {SLIDING if values.get("sliding_window") else FULL}:
         raise _all_or_none(kinds, source)
 
 
 def layer_types(model: ModelConfig) -> list[str]:
-    """The kind of every layer of a model with a window."""
-    return [_FULL if layer in model.full_attention_layers else _SLIDING for layer in range(model.num_layers)]
+    """The kind of every layer."""
+    layers = (model.of_layer(layer) for layer in range(model.num_layers))
+    return [SLIDING if each.sliding_window else CHUNKED if each.attention_chunk else FULL for each in layers]
+
+
+def window_of(model: ModelConfig) -> int | None:
+    """The window of the layers that have one, the widest if there are several; None where no layer has."""
+    return max((each.sliding_window for each in model.layer_configs if each.sliding_window), default=None)
+
+
+def one_window(model: ModelConfig) -> dict[str, Any]:
+    """`exceptions` where layers have windows of several widths, for families that state one."""
+    widths = {each.sliding_window for each in model.layer_configs if each.sliding_window}
+    return {"exceptions": model.exceptions} if len(widths) > 1 else {}
 
 
 def _all_or_none(kinds: list[str], source: str) -> UserError:
     return UserError(
         f"{source}: layer_types = {shortened(kinds)}: in this family all layers have the window of sliding_window, or none has; "
-        f"allowed: null, or {_SLIDING!r} for each layer with a window, {_FULL!r} for each without"
+        f"allowed: null, or {SLIDING!r} for each layer with a window, {FULL!r} for each without"
     )

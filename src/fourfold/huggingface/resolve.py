@@ -7,7 +7,7 @@ from typing import Any
 
 from fourfold.config.check_model import check_model
 from fourfold.config.errors import UserError, did_you_mean, nearest
-from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_config import ModelConfig, written_once
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import model_preset
 from fourfold.huggingface.config_json import load_config, read_config
@@ -53,8 +53,6 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
     """Overrides the values that were read by stated dimensions, completes and checks them."""
     known = {f.name for f in fields(ModelConfig)}
     stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
-    if "full_attention_layers" in stated:
-        stated["full_attention_layers"] = tuple(stated["full_attention_layers"])
     values.update(stated)
     if "head_dim" not in stated and _HEAD_KEYS & stated.keys():
         values.pop("head_dim", None)
@@ -121,12 +119,13 @@ def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
     values.setdefault("num_kv_heads", values["num_heads"])
     config = ModelConfig(**values)
     check_model(config)
+    config = replace(config, exceptions=written_once(config))
     return replace(config, family=family_of(config))
 
 
 _MTP_LOSS = 0.3
 """Weight of multi-token prediction in the first 10T of DeepSeek-V3's 14.8T tokens (section 4.2)."""
-_NONE_AS_ZERO = ("key_value_rank", "query_rank", "capacity_factor", "sliding_window")
+_NONE_AS_ZERO = ("key_value_rank", "query_rank", "capacity_factor", "sliding_window", "attention_chunk")
 _NEEDS: dict[str, tuple[str, ...]] = {
     "num_experts": (
         "top_k",
@@ -146,12 +145,10 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
     "mtp_layers": ("mtp_loss",),
-    "sliding_window": ("full_attention_layers",),
     "mup_base_hidden_size": ("mup_base_head_dim",),
 }
 """Keys that mean nothing where another is 0."""
 _EXAMPLES = {
-    "sliding_window": 4096,
     "num_experts": 8,
     "key_value_rank": 512,
     "mtp_layers": 1,

@@ -3,8 +3,7 @@
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
-from fourfold.config.model_config import ModelConfig
-from fourfold.config.model_section import RopeScaling, YarnScaling
+from fourfold.config.model_config import ModelConfig, RopeScaling, YarnScaling
 from fourfold.huggingface.key import number
 
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -44,6 +43,8 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
         values["rope_scaling"] = _llama3(rope, source)
     elif kind == "yarn":
         values["yarn_scaling"] = _yarn(rope, source)
+    elif kind == "linear":
+        values["linear_scaling"] = number(rope.get("factor"), "factor", source, float)
 
 
 def _meaning(table: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +109,8 @@ def write_rope(model: ModelConfig) -> dict[str, Any]:
         stated = model.yarn_scaling.model_dump(exclude_none=True)
         stated[_ORIGINAL] = stated.pop("original_max_position")
         scaling = {"rope_type": "yarn", **stated}
+    elif model.linear_scaling != 1:
+        scaling = {"rope_type": "linear", "factor": model.linear_scaling}
     return {
         "rope_theta": model.rope_theta,
         "rope_scaling": scaling if scaling["rope_type"] != "default" else None,

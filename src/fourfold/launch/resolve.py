@@ -124,8 +124,7 @@ def _absolute(schedule: str) -> str:
 
 def model_section(model: ModelConfig, initial: str | None) -> ModelSection:
     """Every dimension written out. `initial`: where weights are to be read from."""
-    found = vars(model) | {"full_attention_layers": list(model.full_attention_layers) or None}
-    stated = {key: value for key, value in found.items() if value is not None}
+    stated = {key: value for key, value in vars(model).items() if value is not None}
     where = str(Path(initial).expanduser().absolute()) if initial is not None else None
     return ModelSection(**stated, initial=where)
 

@@ -43,7 +43,7 @@ def step_flops_per_token(
     else:
         widths = model.head_dim + (model.value_head_dim if model.is_mla else model.head_dim)
         mixers = [layer.mixer for layer in layers_of(model) if layer is not None]
-        seen = sum(seen_keys(sequence_length, mixer.window) for mixer in mixers)
+        seen = sum(seen_keys(sequence_length, mixer.window, mixer.chunk) for mixer in mixers)
         attention = 2.0 * model.num_heads * widths * seen
     if convention == "causal":
         attention /= 2
@@ -52,8 +52,11 @@ def step_flops_per_token(
     return passes * (2.0 * blocks + attention) + again + 6.0 * head
 
 
-def seen_keys(sequence_length: int, window: int | None) -> float:
+def seen_keys(sequence_length: int, window: int | None, chunk: int | None = None) -> float:
     """Keys of a sequence that its queries see, twice the mean: all of them under a causal mask alone."""
+    if chunk is not None and chunk < sequence_length:
+        chunks, rest = divmod(sequence_length, chunk)
+        return (chunks * chunk**2 + rest**2) / sequence_length
     if window is None or window >= sequence_length:
         return sequence_length
     return window * (2 - window / sequence_length)

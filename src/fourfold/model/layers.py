@@ -21,7 +21,10 @@ def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
     if model.block is not None:
         return (None,) * number
     made: dict[Layer, Layer] = {}
-    layers = (Layer(_mixer(model, layer), _feed_forward(model, layer), final_norm(model)) for layer in range(number))
+    layers = (
+        Layer(_mixer(model.of_layer(layer)), _feed_forward(model, layer), final_norm(model), model.norm_placement)
+        for layer in range(number)
+    )
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
@@ -35,7 +38,7 @@ def ropes_of(model: ModelConfig) -> tuple[Rope, ...]:
 
 def final_norm(model: ModelConfig) -> Norm:
     """The norm before the head, and of every layer."""
-    return Norm("rms" if model.norm == "rms" else "layer", model.norm_eps)
+    return Norm(model.norm, model.norm_eps, model.zero_centered_norm)
 
 
 def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
@@ -44,16 +47,25 @@ def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
     return {window for window in found if window is not None and window < sequence_length}
 
 
+def rotated_width(model: ModelConfig) -> int:
+    """The elements of a head of grouped-query attention that are rotated, an even number, as transformers counts them."""
+    return int(model.head_dim * model.rotary_fraction)
+
+
+def _head_norm(model: ModelConfig) -> Norm:
+    return Norm("rms", model.norm_eps, model.zero_centered_norm)
+
+
 def _rope(model: ModelConfig) -> Rope | None:
-    """The rotary embedding of its heads; None where positions are learned."""
+    """The rotary embedding of its heads, None where they are not rotated."""
     if model.positions != "rope":
         return None
-    width = model.rope_head_dim if model.is_mla else model.head_dim
-    return Rope(width, model.rope_theta, model.yarn_scaling or model.rope_scaling, model.rope_interleave)
+    width = model.rope_head_dim if model.is_mla else rotated_width(model)
+    scaling = model.yarn_scaling or model.rope_scaling
+    return Rope(width, model.rope_theta, scaling, model.rope_interleave, model.linear_scaling)
 
 
-def _mixer(model: ModelConfig, layer: int) -> Mixer:
-    window = None if layer in model.full_attention_layers else model.sliding_window
+def _mixer(model: ModelConfig) -> Mixer:
     if model.key_value_rank is not None:
         return MLA(
             num_heads=model.num_heads,
@@ -63,17 +75,21 @@ def _mixer(model: ModelConfig, layer: int) -> Mixer:
             value_head_dim=model.value_head_dim,
             query_rank=model.query_rank,
             rope=_rope(model),
-            window=window,
+            window=model.sliding_window,
+            chunk=model.attention_chunk,
         )
     return GroupedAttention(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         qkv_bias=model.qkv_bias,
-        output_bias=model.linear_bias,
-        qk_norm=QueryKeyNorm(Norm("rms", model.norm_eps)) if model.qk_norm else None,
+        output_bias=model.linear_bias if model.attention_output_bias is None else model.attention_output_bias,
+        qk_norm=QueryKeyNorm(_head_norm(model), model.qk_norm_over) if model.qk_norm else None,
         rope=_rope(model),
-        window=window,
+        scale=model.attention_scale,
+        sinks=model.attention_sinks,
+        window=model.sliding_window,
+        chunk=model.attention_chunk,
     )
 
 
@@ -93,5 +109,5 @@ def _feed_forward(model: ModelConfig, layer: int) -> FeedForward:
         )
         return RoutedFeedForward(model.moe_ffn_size, routing, model.num_shared_experts)
     if model.gated:
-        return GatedFeedForward(model.ffn_size)
-    return PlainFeedForward(model.ffn_size, "silu" if model.activation == "silu" else "gelu", model.linear_bias)
+        return GatedFeedForward(model.ffn_size, activation=model.activation)
+    return PlainFeedForward(model.ffn_size, model.activation, model.linear_bias)

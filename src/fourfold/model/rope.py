@@ -4,19 +4,20 @@ factors by which YaRN (Peng et al. 2023) scales cosines and scores for a longer 
 import math
 from dataclasses import dataclass
 
-from fourfold.config.model_section import RopeScaling, YarnScaling
+from fourfold.config.model_config import RopeScaling, YarnScaling
 from fourfold.model.operations import Array, Operations
 
 
 @dataclass(frozen=True)
 class Rope:
     """Rotary embedding of `width` elements of a head; of no width, none. `interleave`: pairs are neighbours instead of half of
-    `width` apart."""
+    `width` apart. `divisor`: of all frequencies."""
 
     width: int
     theta: float = 10000.0
     scaling: RopeScaling | YarnScaling | None = None
     interleave: bool = False
+    divisor: float = 1.0
 
     @property
     def table_scale(self) -> float:

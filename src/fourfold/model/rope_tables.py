@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fourfold.config.model_section import RopeScaling, YarnScaling
+from fourfold.config.model_config import RopeScaling, YarnScaling
 from fourfold.model.rope import Rope
 
 
@@ -20,6 +20,8 @@ def rope_frequencies(rope: Rope, scaled: bool = True) -> Tensor:
     """The angle of a position's step for every pair of elements, fp32 [width / 2]. `scaled`: with its scaling."""
     exponents = torch.arange(0, rope.width, 2, dtype=torch.int64).float() / rope.width
     frequencies = 1.0 / (rope.theta**exponents)
+    if scaled and rope.divisor != 1:
+        frequencies = frequencies / rope.divisor
     if scaled and isinstance(rope.scaling, RopeScaling):
         frequencies = _scale_llama3(frequencies, rope.scaling)
     if scaled and isinstance(rope.scaling, YarnScaling):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from fourfold.config import ModelConfig, UserError
+from fourfold.config.model_config import exceptions_within
 from fourfold.hardware import Cluster, resized
 from fourfold.plan.bounding import Progress
 from fourfold.plan.budget import BUDGET, SHARES
@@ -191,7 +192,7 @@ def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
     return replace(
         model,
         num_layers=layers,
-        full_attention_layers=tuple(layer for layer in model.full_attention_layers if layer < layers),
+        exceptions=exceptions_within(model, layers),
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=groups,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import ModelSection, RunConfig, parse_run
+from fourfold.config import ModelConfig, ModelSection, RunConfig, parse_run
+from fourfold.config.model_config import differences
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 
 MOST_RANKS = 16
@@ -141,15 +142,26 @@ def _model(resolved: ResolvedRun, stages: int, ep: int) -> Table:
             "num_expert_groups": groups,
             "top_groups": min(groups, model.top_groups),
         }
-    if model.sliding_window and model.sliding_window < resolved.config.batch.sequence_length:
-        found["sliding_window"] = LENGTH // 4
-    if model.full_attention_layers:
-        found["full_attention_layers"] = [0]
+    for key in _SPANS:
+        if getattr(model, key) and getattr(model, key) < resolved.config.batch.sequence_length:
+            found[key] = LENGTH // 4
+    found["exceptions"] = [
+        {"layers": [layer], **{key: LENGTH // 4 if key in _SPANS and value else value for key, value in own.items()}}
+        for layer, own in enumerate(_own_keys(model)[: found["num_layers"]])
+    ]
     found["mtp_layers"] = min(1, model.mtp_layers)
     if model.mup_base_hidden_size:
         found["mup_base_hidden_size"] = HIDDEN // 2
         found.pop("mup_base_head_dim", None)
     return {key: value for key, value in found.items() if key in ModelSection.model_fields}
+
+
+_SPANS = ("sliding_window", "attention_chunk")
+
+
+def _own_keys(model: ModelConfig) -> list[Table]:
+    """What layers have of their own, each kind once."""
+    return [differences(each) for each in model.exceptions]
 
 
 def _batch(resolved: ResolvedRun, layout: Table) -> Table:

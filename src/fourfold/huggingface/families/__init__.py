@@ -33,5 +33,5 @@ def family_of(model: ModelConfig) -> str:
 
 def nearest_family(model: ModelConfig) -> tuple[str, dict[str, Any]]:
     """The family that has the most of the model, and the model's values that it cannot have."""
-    families = [f for f in FAMILIES.values() if not model.num_experts or "num_experts" not in f.fixed]
+    families = [f for f in FAMILIES.values() if not model.num_experts or f.has_experts]
     return min(((f.name, f.departures(model)) for f in families), key=lambda pair: len(pair[1]))

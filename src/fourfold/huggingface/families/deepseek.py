@@ -5,7 +5,7 @@ from typing import Any
 
 from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig
-from fourfold.huggingface.family import DECODER, FALSE, SILU, Family
+from fourfold.huggingface.family import FALSE, SILU, Family
 from fourfold.huggingface.key import Key, decoder_keys
 from fourfold.huggingface.layer_types import require_same_layers
 
@@ -87,9 +87,11 @@ DEEPSEEK_V3 = Family(
     read=_read,
     reads=("head_dim", "layer_types"),
     write=_write,
-    fixed={**DECODER, "moe_period": 1, "norm_eps": 1e-6},
+    fixed={"norm_eps": 1e-6},
+    may=("router", "balance_bias_speed"),
     usual={"router": "sigmoid", "rope_interleave": True},
     needs=("key_value_rank",),
+    rope_types=("default", "llama3", "yarn"),  # transformers scales scores too where rotary embedding is scaled
     departs=_departs,
     balance_bias=True,
 )

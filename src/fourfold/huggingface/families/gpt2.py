@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.model_config import ModelConfig
-from fourfold.huggingface.family import DENSE, Family, Rename, TensorNames, width_departs
+from fourfold.huggingface.family import Family, Rename, TensorNames, width_departs
 from fourfold.huggingface.key import Key
 
 
@@ -45,7 +45,6 @@ GPT2 = Family(
     read=_read,
     write=_write,
     fixed={
-        **DENSE,
         "norm": "layer",
         "activation": "gelu",
         "gated": False,

@@ -1,6 +1,6 @@
 """Llama 2 and 3, and the many models that share its form (SmolLM, Yi, ...)."""
 
-from fourfold.huggingface.family import DENSE, FALSE, SILU, Family
+from fourfold.huggingface.family import FALSE, SILU, Family
 from fourfold.huggingface.key import decoder_keys
 
 LLAMA = Family(
@@ -8,5 +8,4 @@ LLAMA = Family(
     architecture="LlamaForCausalLM",
     keys=decoder_keys(max_position=2048),
     states={"hidden_act": SILU, "attention_bias": FALSE, "mlp_bias": FALSE},
-    fixed=DENSE,
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fourfold.config.model_config import ModelConfig
-from fourfold.huggingface.family import DENSE, GROUPED, SILU, SOFTMAX, Family, Rename, TensorNames
+from fourfold.huggingface.family import SILU, Family, Rename, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys
 from fourfold.huggingface.layer_types import require_same_layers
 
@@ -18,7 +18,6 @@ MISTRAL = Family(
     lacks=("attention_bias", "mlp_bias"),
     read=require_same_layers,
     reads=("layer_types",),
-    fixed=DENSE,
 )
 
 
@@ -41,7 +40,7 @@ MIXTRAL = Family(
     read=require_same_layers,
     reads=("layer_types",),
     write=_write,
-    fixed={**GROUPED, **SOFTMAX, "moe_period": 1, "normalize_top_k": True, "first_dense_layers": 0},
+    may=("moe_ffn_size",),
     needs=("num_experts",),
     tensors=TensorNames(
         modules=(Rename("block_sparse_moe.gate", ("mlp.gate",)),),

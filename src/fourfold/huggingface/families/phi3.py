@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
-from fourfold.huggingface.family import DENSE, SILU, Family, Rename, TensorNames, width_departs
+from fourfold.huggingface.family import SILU, Family, Rename, TensorNames, width_departs
 from fourfold.huggingface.key import Key, decoder_keys
 from fourfold.huggingface.layer_types import require_same_layers
 
@@ -33,7 +33,6 @@ PHI3 = Family(
     constants={"pad_token_id": None},
     read=_read,
     reads=("layer_types", "head_dim"),
-    fixed=DENSE,
     rope_types=("default",),
     departs=width_departs,
     tensors=TensorNames(

@@ -5,31 +5,27 @@ from typing import Any
 
 from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
-from fourfold.huggingface.family import DENSE, FALSE, GROUPED, SILU, SOFTMAX, Family
+from fourfold.huggingface.family import FALSE, SILU, Family
 from fourfold.huggingface.key import Key, decoder_keys
-from fourfold.huggingface.layer_types import layer_types, read_switched_window
+from fourfold.huggingface.layer_types import FULL, SLIDING, layer_types, one_window, read_switched_window, window_of
 
 _WINDOW = ("use_sliding_window", "sliding_window", "layer_types")
 
 
 def _write_window(model: ModelConfig) -> dict[str, Any]:
     """A window of every layer, of some, or none."""
-    if model.sliding_window is None:
+    kinds = layer_types(model)
+    if SLIDING not in kinds:
         return {"use_sliding_window": False}
-    full = model.full_attention_layers
+    full = kinds.count(FULL)
     written: dict[str, Any] = {
         "use_sliding_window": True,
-        "sliding_window": model.sliding_window,
-        "max_window_layers": len(full),
+        "sliding_window": window_of(model),
+        "max_window_layers": full,
     }
-    if full != tuple(range(len(full))):
-        written["layer_types"] = layer_types(model)
+    if kinds[:full] != [FULL] * full:
+        written["layer_types"] = kinds
     return written
-
-
-def _some_layers(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Fixed values of a family in which some layers may have no window."""
-    return {key: value for key, value in fixed.items() if key != "full_attention_layers"}
 
 
 QWEN2 = Family(
@@ -41,7 +37,10 @@ QWEN2 = Family(
     read=read_switched_window,
     reads=(*_WINDOW, "max_window_layers"),
     write=_write_window,
-    fixed={**_some_layers(DENSE), "qkv_bias": True},
+    fixed={"qkv_bias": True},
+    may=("sliding_window",),
+    by_layer=("sliding_window",),
+    departs=one_window,
 )
 QWEN3 = Family(
     name="qwen3",
@@ -52,7 +51,10 @@ QWEN3 = Family(
     read=read_switched_window,
     reads=(*_WINDOW, "max_window_layers"),
     write=_write_window,
-    fixed={**_some_layers(DENSE), "qk_norm": True},
+    fixed={"qk_norm": True},
+    may=("sliding_window",),
+    by_layer=("sliding_window",),
+    departs=one_window,
 )
 
 
@@ -89,6 +91,7 @@ QWEN3_MOE = Family(
     read=_read_moe,
     reads=(*_WINDOW, "mlp_only_layers"),
     write=_write_moe,
-    fixed={**GROUPED, **SOFTMAX, "qk_norm": True},
+    fixed={"qk_norm": True},
+    may=("sliding_window", "first_dense_layers"),
     needs=("num_experts",),
 )

@@ -53,6 +53,7 @@ class MLA:
     query_rank: int | None = None
     rope: Rope | None = None
     window: int | None = None
+    chunk: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -85,7 +86,7 @@ class MLA:
         """residual + attention(x) @ W_out^T. `given`: x [t, hidden], taken out of the list -> [t, hidden]. `residual` [t, hidden]
         None: it is yet to be added."""
         parts = self.query_key_value(run, given, w)
-        return output_forward(run, attended(run, parts, self.window), w.output, residual)
+        return output_forward(run, attended(run, parts, self.window, self.chunk), w.output, residual)
 
     def backward(self, run: Pass, grad: Array, w: MLAParameters[Weight], source: InputSource) -> Array:
         """grad [t, hidden] of the output -> the gradient of the residual stream; adds the weights' gradients."""
