@@ -79,11 +79,12 @@ class Combination:
         return f"{self.ranks} ranks {stated}; then {self.other_ranks} ranks {self.other['layout']}"
 
 
-def combination(seed: int, ranks: int, other_ranks: int) -> Combination:
-    """The combination of this seed, the same on every machine."""
+def combination(seed: int, ranks: int, other_ranks: int, model: dict[str, Any] | None = None) -> Combination:
+    """The combination of this seed, the same on every machine. `model`: what is trained; None: one of `MODELS`."""
     chance = random.Random(f"{seed} {ranks} {other_ranks}")
+    axes = FAMILY_AXES if model is None else (_sized(model), _documents, _optimizer, _checks)
     while True:
-        family = _drawn(chance, FAMILY_AXES, {"batch": {"global_sequences": SEQUENCES, "sequence_length": LENGTH}})
+        family = _drawn(chance, axes, {"batch": {"global_sequences": SEQUENCES, "sequence_length": LENGTH}})
         layouts = [_legal_layout(chance, family, count) for count in (ranks, other_ranks)]
         if layouts[0] is not None and layouts[1] is not None:
             return Combination(ranks, layouts[0], other_ranks, layouts[1])
@@ -111,6 +112,11 @@ def _drawn(chance: random.Random, axes: tuple[Axis, ...], table: Table) -> Table
 def _model(chance: random.Random, table: Table) -> Table:
     model = {**MODELS[chance.choice(sorted(MODELS))], "vocab_size": chance.choice([96, 96, 99])}
     return {"model": {**model, "tie_embeddings": chance.random() < 0.4}}
+
+
+def _sized(model: dict[str, Any]) -> Axis:
+    """One model, with a vocabulary that is divisible or not."""
+    return lambda chance, table: {"model": {**model, "vocab_size": chance.choice([96, 96, 99])}}
 
 
 def _documents(chance: random.Random, table: Table) -> Table:

@@ -1,5 +1,6 @@
 """A run of a few steps with transformers and torch.optim, in one process and with nothing of the runtime."""
 
+import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,27 +41,12 @@ def reference(table: dict[str, Any]) -> Record:
     transformers computes norms and routers in fp32 whatever the model's format; torch's own RMSNorm takes the place of its
     norms, and in fp64 the routers' casts are to fp64.
     """
-    from transformers.models.deepseek_v3 import modeling_deepseek_v3
-    from transformers.models.llama import modeling_llama
-    from transformers.models.mistral import modeling_mistral
-    from transformers.models.mixtral import modeling_mixtral
-    from transformers.models.qwen2 import modeling_qwen2
-    from transformers.models.qwen3 import modeling_qwen3
-    from transformers.models.qwen3_moe import modeling_qwen3_moe
-
-    modules = (
-        modeling_llama,
-        modeling_mistral,
-        modeling_qwen2,
-        modeling_qwen3,
-        modeling_mixtral,
-        modeling_qwen3_moe,
-        modeling_deepseek_v3,
-    )
+    model = resolve_model(parse_run(table).model)
+    modeling = importlib.import_module(f"transformers.models.{model.family}.modeling_{model.family}")
+    norm = _ZeroCenteredRMSNorm if model.zero_centered_norm else _RMSNorm
     with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
-            for name in [n for n in vars(module) if n.endswith("RMSNorm")]:
-                patch.setattr(module, name, _RMSNorm)
+        for name in [each for each in vars(modeling) if each.endswith("RMSNorm")]:
+            patch.setattr(modeling, name, norm)
         return _reference(table)
 
 
@@ -69,6 +55,13 @@ class _RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, size: int, eps: float = 1e-6) -> None:
         super().__init__(size, eps=eps)
+
+
+class _ZeroCenteredRMSNorm(_RMSNorm):
+    """With a gain of 1 + weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
 
 
 def _reference(table: dict[str, Any]) -> Record:
@@ -93,8 +86,8 @@ def _reference(table: dict[str, Any]) -> Record:
             parameter.head_rows = (model_config.nope_head_dim, model_config.value_head_dim)
         elif name.endswith("q_b_proj.weight"):
             parameter.head_rows = (model_config.head_dim,)
-    decayed = [p for p in parameters.values() if p.dim() > 1]
-    plain = [p for p in parameters.values() if p.dim() == 1]
+    decayed = [p for name, p in parameters.items() if p.dim() > 1 and not name.endswith("bias")]
+    plain = [p for name, p in parameters.items() if p.dim() == 1 or name.endswith("bias")]
     section = config.optimizer
     groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if model_config.mup_base_hidden_size is not None:

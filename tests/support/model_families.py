@@ -1,0 +1,17 @@
+"""Small models of the families that people train, as run files state them: what is listed here gets its tests of parity.
+
+Sizes are odd where they may be; layers are enough for two stages with two virtual ones each, and for every kind of layer.
+"""
+
+from typing import Any
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2": {
+        "family": "qwen2",
+        "num_layers": 4,
+        "qkv_bias": True,
+        "sliding_window": 5,
+        "exceptions": [{"every": 2, "sliding_window": 0}],
+    },
+}
+"""By name; the name begins with the family's `model_type`. Keys of `[model]` beside `parity_runs.DIMENSIONS`."""
