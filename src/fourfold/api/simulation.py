@@ -42,6 +42,7 @@ from fourfold.report.format_simulation import (
     communication_lines,
     format_software,
     late_lines,
+    layer_lines,
     matrix_lines,
     memory_curve_lines,
     memory_lines,
@@ -158,6 +159,8 @@ class SimulationResult:
             "",
             *spent_lines(summary, ranks),
         ]
+        kinds = layer_lines(summary)
+        lines += ["", *kinds] if kinds else []
         traffic = communication_lines(summary)
         lines += ["", *traffic] if traffic else []
         lines += ["", *memory_lines(summary, ranks)]

@@ -68,6 +68,11 @@ class Layer:
     def is_routed(self) -> bool:
         return isinstance(self.feed_forward, RoutedFeedForward)
 
+    @property
+    def words(self) -> str:
+        """What the layer computes, as a person reads it."""
+        return f"{self.mixer.words}, {self.feed_forward.words}"
+
     def declare(self, widths: Widths, prefix: str) -> LayerParameters[Declared]:
         """`prefix`: of the names of all its parameters."""
         norms = [

@@ -34,6 +34,8 @@ from fourfold.simulate.summary import AxesTraffic, StepSummary
 
 SHOWN_RANKS = 6
 SHOWN_REASONS = 6
+LAYER_WIDTH = 24
+"""Columns of the numbers of layers."""
 FEW_WIDTH = 14
 """Columns of the names of groups that are shown together."""
 LEAST_IMBALANCE = 0.0005
@@ -123,6 +125,24 @@ def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         for kind in kinds
     ]
     return table([f"where the {'seconds' if unit == 's' else 'milliseconds'} go", *columns], rows)
+
+
+def layer_lines(summary: StepSummary) -> list[str]:
+    """A row for each kind of layer; none where all are alike."""
+    if len(summary.layers) < 2:
+        return []
+    rows = [
+        [
+            f"{len(each.numbers)} x {each.words}"
+            + (f", recompute {each.recompute}" if each.recompute != "none" else ""),
+            seconds_text(each.forward_seconds),
+            seconds_text(each.backward_seconds),
+            format_bytes(each.kept_bytes),
+            _cut(each.ranges, LAYER_WIDTH),
+        ]
+        for each in summary.layers
+    ]
+    return table(["layers, a microbatch", "forward", "backward", "kept", "which"], rows)
 
 
 def communication_lines(summary: StepSummary) -> list[str]:

@@ -215,6 +215,19 @@ class AdviceDocument:
 
 
 @record
+class LayerDocument:
+    """Layers that compute alike, and what one of them costs a microbatch on one device. `numbers`: those of the model's layers."""
+
+    numbers: list[int]
+    words: str
+    recompute: str
+    parameters: int
+    forward_seconds: float
+    backward_seconds: float
+    kept_bytes: int
+
+
+@record
 class StepDocument:
     """A predicted step."""
 
@@ -245,6 +258,7 @@ class StepDocument:
     communication: list[TrafficDocument]
     links: list[LinkDocument]
     critical_path_seconds: dict[str, float]
+    layers: list[LayerDocument]
     memory: list[RankMemory]
     memory_bytes: int
     memory_bytes_interval: Interval | None
@@ -295,6 +309,7 @@ def step_record(
         "spent_seconds": summary.spent,
         "links": [_link(each, summary.seconds) for each in summary.links],
         "critical_path_seconds": summary.path,
+        "layers": [shown(LayerDocument, each, numbers=list(each.numbers)) for each in summary.layers],
         "memory": [_rank_memory(summary, rank) for rank in range(layout.pp)],
         "memory_bytes": max(summary.step.device_bytes),
         "memory_bytes_interval": interval_of("memory", summary),

@@ -14,6 +14,7 @@ from fourfold.program.instruction import Op
 from fourfold.program.opcode import HOST_STREAMS
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.critical_path import CriticalPath, critical_path
+from fourfold.simulate.layer_kinds import LayerCosts, layer_costs
 from fourfold.simulate.prediction import StepPrediction
 from fourfold.simulate.step import IDLE, Simulation, exposed_axes, mean_seconds
 
@@ -181,6 +182,11 @@ class StepSummary:
     def peak_flops_per_second(self) -> float:
         """FLOP/s of one device, in the format of the matmuls."""
         return self.device.peak(self.step.simulation.prices.matmul_format)
+
+    @cached_property
+    def layers(self) -> tuple[LayerCosts, ...]:
+        """The different layers, and what each costs."""
+        return layer_costs(self.step.simulation)
 
     @cached_property
     def flops_per_token(self) -> float:

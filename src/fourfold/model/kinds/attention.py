@@ -50,6 +50,10 @@ class GroupedAttention:
     window: int | None = None
     chunk: int | None = None
 
+    @property
+    def words(self) -> str:
+        return f"attention{spans(self.window, self.chunk)}{'' if self.rope is not None else ' without rotation'}"
+
     def declare(self, widths: Widths) -> AttentionParameters[Declared]:
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         norm = self.qk_norm
@@ -162,6 +166,11 @@ def _norms(w: AttentionParameters[Weight]) -> tuple[Weight, Weight]:
     assert w.query_norm is not None
     assert w.key_norm is not None
     return w.query_norm, w.key_norm
+
+
+def spans(window: int | None, chunk: int | None) -> str:
+    """How far attention looks, as a person reads it."""
+    return f" within {window:,} tokens" if window else f" in chunks of {chunk:,} tokens" if chunk else ""
 
 
 def attended(

@@ -39,6 +39,10 @@ class GatedFeedForward:
     prefix: str = "mlp."
     activation: Activation = "silu"
 
+    @property
+    def words(self) -> str:
+        return f"feed-forward of {self.ffn_size:,}"
+
     def declare(self, widths: Widths) -> GatedParameters[Declared]:
         inputs = (f"{self.prefix}{name}.weight" for name in ("gate_proj", "up_proj"))
         return GatedParameters(
@@ -96,6 +100,10 @@ class PlainFeedForward:
     ffn_size: int
     activation: Activation = "gelu"
     bias: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"feed-forward of {self.ffn_size:,}"
 
     def declare(self, widths: Widths) -> PlainParameters[Declared]:
         return PlainParameters(

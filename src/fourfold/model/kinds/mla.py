@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fourfold.model.context.attention import attend_backward
-from fourfold.model.kinds.attention import attended, output_backward, output_forward
+from fourfold.model.kinds.attention import attended, output_backward, output_forward, spans
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
@@ -58,6 +58,10 @@ class MLA:
     @property
     def head_dim(self) -> int:
         return self.nope_head_dim + self.rope_head_dim
+
+    @property
+    def words(self) -> str:
+        return f"latent attention{spans(self.window, self.chunk)}"
 
     def declare(self, widths: Widths) -> MLAParameters[Declared]:
         hidden, std, heads, rank = widths.hidden, widths.std, self.num_heads, self.key_value_rank

@@ -62,6 +62,10 @@ class RoutedFeedForward:
         size = self.num_shared_experts * self.ffn_size
         return GatedFeedForward(size, "mlp.shared_experts.") if size else None
 
+    @property
+    def words(self) -> str:
+        return f"{self.routing.top_k} of {self.routing.num_experts} experts of {self.ffn_size:,}"
+
     def declare(self, widths: Widths) -> RoutedParameters[Declared]:
         """The router, which sees each token on one rank alone, the shared experts, and the experts' matrices, stacked."""
         experts, hidden, ffn = self.routing.num_experts, widths.hidden, self.ffn_size
