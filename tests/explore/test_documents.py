@@ -49,6 +49,11 @@ BODIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+WINDOWED = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "vocab_size": 4096, "num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 256,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
+
+
 def silent(text: str, share: float) -> None:
     pass
 
@@ -106,6 +111,15 @@ def test_the_estimate_is_near_the_step() -> None:
 def test_a_request_reads_no_file_and_runs_no_code(body: dict[str, Any], word: str) -> None:
     with pytest.raises(Malformed, match=word):
         read_setup(body)
+
+
+def test_a_model_of_several_kinds_of_layer_is_simulated_as_its_config_says() -> None:
+    """A dropped config.json becomes overrides, and these a step in which each kind of layer has its cost."""
+    stated = json.loads(encoded("model", {"config": WINDOWED}, silent))["overrides"]
+    body = {"overrides": {**SMALL, **stated, "model.preset": None}, "cluster": "dgx-h100:8"}
+    kinds = json.loads(encoded("simulate", body, silent))["layers"]
+    assert [each["numbers"] for each in kinds] == [[0, 2], [1]]
+    assert [" within 256 tokens" in each["words"] for each in kinds] == [True, False]
 
 
 def test_a_layout_that_cannot_run_is_an_answer() -> None:

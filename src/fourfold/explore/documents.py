@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
 
 from fourfold.api.options import PlanOptions, names
 from fourfold.api.planning import plan
@@ -121,11 +122,10 @@ def model(body: Body, report: Report) -> dict[str, Any]:
     _, own = _divided(body, {"config": dict})
     if "config" not in own:
         raise Malformed('config is missing; what works: {"config": {"model_type": "llama", ...}}')
-    values = parse_config(own["config"])
-    plain = {key: each.model_dump() if hasattr(each, "model_dump") else each for key, each in values.items()}
+    plain = to_jsonable_python(parse_config(own["config"]), exclude_none=True)
     table = {"model": plain, "batch": {"global_sequences": 1, "sequence_length": 1}}
     resolve_model(parse_run(table, source="config.json").model)
-    return {"overrides": {f"model.{key}": each for key, each in plain.items() if each is not None}}
+    return {"overrides": {f"model.{key}": each for key, each in plain.items()}}
 
 
 def collective(body: Body, report: Report) -> dict[str, Any]:

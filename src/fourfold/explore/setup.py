@@ -13,7 +13,10 @@ from fourfold.hardware import is_path
 
 Text = Annotated[str, Field(max_length=200)]
 Stated = Text | float
-Value = bool | int | float | Text | None | list[bool | int | float | Text] | dict[str, bool | int | float | Text]
+Leaf = bool | int | float | Text
+Few = Annotated[list[Leaf], Field(max_length=10_000)]
+Table = dict[Text, Leaf | Few | dict[Text, Leaf]]
+Value = Leaf | None | Few | dict[Text, Leaf] | Annotated[list[Table], Field(max_length=10_000)]
 _SECTIONS = ("model", "batch", "layout", "precision", "optimizer")
 _KEYS = (
     "data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software", "cluster.attention",

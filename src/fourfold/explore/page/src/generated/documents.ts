@@ -420,6 +420,17 @@ export interface KindDocument {
   measured_seconds: number;
 }
 
+/** Layers that compute alike, and what one of them costs a microbatch on one device. `numbers`: those of the model's layers. */
+export interface LayerDocument {
+  numbers: number[];
+  words: string;
+  recompute: string;
+  parameters: number;
+  forward_seconds: number;
+  backward_seconds: number;
+  kept_bytes: number;
+}
+
 /** A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ. */
 export interface LayoutDocument {
   pp: number;
@@ -850,6 +861,7 @@ export interface SimulationDocument {
   communication: TrafficDocument[];
   links: LinkDocument[];
   critical_path_seconds: Record<string, number>;
+  layers: LayerDocument[];
   memory: RankMemory[];
   memory_bytes: number;
   memory_bytes_interval: [number, number] | null;
@@ -927,6 +939,7 @@ export interface StepDocument {
   communication: TrafficDocument[];
   links: LinkDocument[];
   critical_path_seconds: Record<string, number>;
+  layers: LayerDocument[];
   memory: RankMemory[];
   memory_bytes: number;
   memory_bytes_interval: [number, number] | null;
