@@ -73,7 +73,7 @@ def observe(rank: int, work: LayoutWork) -> dict[str, Any]:
 
 def stages_by_segment(peer: Fourfold) -> dict[str, int]:
     """The pipeline stage of every segment."""
-    stages = [stage for stage, size in enumerate(peer.spec.layout.stages) for _ in range(size)]
+    stages = [stage for stage, size in enumerate(peer.spec.layout.segments_per_stage) for _ in range(size)]
     return {segment.name: stage for segment, stage in zip(peer.spec.segments, stages, strict=True)}
 
 

@@ -209,7 +209,15 @@ def schedules(report: Report, model: ModelConfig) -> None:
     except ImportError:
         return report.say("torch is not installed, its simulator is left out: pip install torch")
     for name, stages in (("1f1b", 1), ("interleaved_1f1b", 8)):
-        candidate = Candidate(8, 1, "ring", 1, 1, 1, "none", STAGES, name, stages, 1, BATCH // MICROBATCHES, 1)
+        candidate = Candidate(
+            tp=8,
+            recompute="none",
+            pp=STAGES,
+            schedule=name,
+            virtual_stages=stages,
+            dp_shard=BATCH // MICROBATCHES,
+            zero=1,
+        )
         times, places = StageTimes.uniform(STAGES * stages), stage_ranks(name, STAGES, stages)
 
         def drawn(name: str = name, stages: int = stages, times: Any = times, places: Any = places) -> Any:

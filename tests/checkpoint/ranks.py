@@ -58,8 +58,10 @@ class Run:
         embedding on the last stage too."""
         layout, count = self.layout, len(self.segments)
         stages = [i * layout.pp // count for i in range(count)]
-        if layout.stages:
-            stages = [layout.stage_ranks[stage] for stage, size in enumerate(layout.stages) for _ in range(size)]
+        if layout.segments_per_stage:
+            stages = [
+                layout.stage_ranks[stage] for stage, size in enumerate(layout.segments_per_stage) for _ in range(size)
+            ]
         own = [s for s, stage in zip(self.segments, stages, strict=True) if stage == layout.coordinates(rank)["pp"]]
         return list(dict.fromkeys(name for segment in own for name in segment.units))
 

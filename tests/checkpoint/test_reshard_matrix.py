@@ -20,7 +20,7 @@ from tests.checkpoint.ranks import ROLES, Run, layout_of
 DENSE = ModelConfig(4, 16, 4, 2, 4, 24, 32, max_position=64)
 TIED = replace(DENSE, tie_embeddings=True, vocab_size=29)
 MOE = replace(DENSE, num_experts=4, top_k=2, moe_ffn_size=8, first_dense_layers=1, qk_norm=True, router="sigmoid")
-INTERLEAVED = {"pp": 2, "virtual_stages": 2, "stages": (2, 1, 2, 1), "stage_ranks": (0, 1, 0, 1)}
+INTERLEAVED = {"pp": 2, "virtual_stages": 2, "segments_per_stage": (2, 1, 2, 1), "stage_ranks": (0, 1, 0, 1)}
 
 COMMON: dict[str, dict[str, Any]] = {
     "one rank": {},
@@ -33,7 +33,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2, "tp_head": 2},
     "tp with copies of kv heads": {"tp": 4, "tp_head": 2, "dp_shard": 2},
     "pp": {"pp": 3, "dp_shard": 2, "outermost": "dp"},
-    "pp uneven": {"pp": 2, "stages": (1, 5), "stage_ranks": (0, 1), "zero": 0},
+    "pp uneven": {"pp": 2, "segments_per_stage": (1, 5), "stage_ranks": (0, 1), "zero": 0},
     "pp interleaved": {**INTERLEAVED, "dp_shard": 2, "zero": 3},
     "pp in a v": {**INTERLEAVED, "stage_ranks": (0, 1, 1, 0), "tp": 2, "tp_head": 2},
     "cp": {"cp": 2, "dp_shard": 2},
@@ -142,7 +142,7 @@ LARGE = ModelConfig(2, 256, 4, 4, 64, 1024, 2048, max_position=64)
     [
         ({"zero": 0}, {"dp_shard": 4, "zero": 3}, 1.0),
         ({"dp_shard": 4, "zero": 3}, {"dp_replicate": 2, "dp_shard": 2, "zero": 1}, 1.0),
-        ({"pp": 2}, {"pp": 4, "stages": (1, 1, 1, 1), "stage_ranks": (0, 1, 2, 3)}, 1.0),
+        ({"pp": 2}, {"pp": 4, "segments_per_stage": (1, 1, 1, 1), "stage_ranks": (0, 1, 2, 3)}, 1.0),
         ({"dp_shard": 2}, {"tp": 4, "tp_head": 4}, 2.0),  # half of a layer's matrices are split by columns
     ],
     ids=str,

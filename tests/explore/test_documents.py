@@ -8,8 +8,9 @@ from pydantic import TypeAdapter
 
 from fourfold.api.simulation import simulate
 from fourfold.config import UserError
+from fourfold.config.layout_section import LayoutSection
 from fourfold.config.optimizers import OPTIMIZERS
-from fourfold.config.schema import BatchSection, LayoutSection, PrecisionSection
+from fourfold.config.schema import BatchSection, PrecisionSection
 from fourfold.explore.documents import DOCUMENTS, encoded
 from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS

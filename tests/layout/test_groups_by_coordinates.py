@@ -5,7 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from fourfold.layout.mesh import ORDERS, VIEWS, Layout, Outermost
+from fourfold.config.layout_section import Outermost
+from fourfold.layout.mesh import ORDERS, VIEWS, Layout
 from tests.support.programs import make_spec
 
 SIZES = [

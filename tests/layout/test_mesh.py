@@ -197,9 +197,11 @@ def test_every_pipeline_rank_holds_its_stages_and_each_unit_has_one_owner(spec: 
     layout, held = spec.layout, Counter(unit for pp in range(spec.layout.pp) for unit in rank_view(spec, pp).flats)
     shared = {"embed"} if spec.model.tie_embeddings and layout.degree("tied") == 2 else set()
     assert held == {unit.name: 1 + (unit.name in shared) for s in spec.segments for unit in s.own}
-    local = [segment.name for stage in range(len(layout.stages)) for segment in stage_map(spec).stages[stage]]
+    local = [
+        segment.name for stage in range(len(layout.segments_per_stage)) for segment in stage_map(spec).stages[stage]
+    ]
     assert local == [segment.name for segment in spec.segments]
-    assert sum(layout.stages) == len(spec.segments)
+    assert sum(layout.segments_per_stage) == len(spec.segments)
     assert [len(stage_map(spec).held(pp)) for pp in range(layout.pp)] == [layout.virtual_stages] * layout.pp
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelSection
+from fourfold.config.layout_section import LayoutSection
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
 from fourfold.hardware import load_cluster
@@ -76,7 +77,7 @@ def test_the_step_is_longer_by_what_the_choice_says() -> None:
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_copy_costs_what_the_computations_beside_it_do_not_hide(ahead: int) -> None:
     request, _, _ = asked(LAYOUT, 0.5, 5e9)
-    spec = candidate_spec(replace(request, prefetch=ahead), LAYOUT)
+    spec = candidate_spec(replace(request, kept=LayoutSection(prefetch=ahead)), LAYOUT)
     prices, footprints = request.prices(spec.layout), Footprints(spec.model, spec.shape)
     block = next(each for each in spec.segments if each.kind == "block")
     kept, durations = footprints.of(block, "none"), Durations(prices)

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from fourfold.config import ModelConfig, ModelSection, UserError
+from fourfold.config.layout_section import LayoutSection
 from fourfold.config.schema import PrecisionSection
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
@@ -29,7 +30,7 @@ def model(**more) -> ModelConfig:
 
 
 def request(devices: int, sequences: int = 32, software: str | None = None, **more) -> Request:
-    own = {key: more.pop(key) for key in ("precision", "prefetch", "software_overrides", "optimizer") if key in more}
+    own = {key: more.pop(key) for key in ("precision", "layout", "software_overrides", "optimizer") if key in more}
     return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, software=software, **own)
 
 
@@ -59,8 +60,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         (16, {"software": "nemo-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8")}),
         (16, EXPERTS | {"software": "megatron-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8-block")}),
         (16, {"precision": PrecisionSection(compute="fp32")}),
-        (16, {"precision": PrecisionSection(compute="fp64"), "prefetch": 0}),
-        (16, {"precision": PrecisionSection(compute="bf16", gradients="bf16"), "prefetch": 2}),
+        (16, {"precision": PrecisionSection(compute="fp64"), "layout": LayoutSection(prefetch=0)}),
+        (16, {"precision": PrecisionSection(compute="bf16", gradients="bf16"), "layout": LayoutSection(prefetch=2)}),
     ],
     ids=[
         "8",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.config.layout_section import LayoutSection
 from fourfold.hardware import load_cluster
 from fourfold.plan import search as module
 from fourfold.plan.candidate import Candidate
@@ -65,7 +66,9 @@ def test_each_share_of_the_budget_stands_in_the_one_table() -> None:
 
 def test_a_request_on_other_devices_keeps_all_that_was_asked() -> None:
     """All but the prices there."""
-    asked = replace(request(16, 64), most_risk=0.1, offload=False, prefetch=2, sequence_parallel=False)
+    asked = replace(
+        request(16, 64), most_risk=0.1, offload=False, kept=LayoutSection(prefetch=2), sequence_parallel=False
+    )
     there = asked.on(load_cluster("dgx-h100:32"))
     assert there.devices == 32
     assert [each.name for each in fields(asked) if getattr(asked, each.name) != getattr(there, each.name)] == [

@@ -49,7 +49,7 @@ def test_the_modules_are_the_last_stages(name: str) -> None:
 
 def test_a_stated_division_leaves_the_modules_out() -> None:
     spec = make_spec({"mtp_layers": 2}, accumulation=4, pp=2, segments_per_stage=[3, 1])
-    assert spec.layout.stages == (3, 3)
+    assert spec.layout.segments_per_stage == (3, 3)
     with pytest.raises(UserError, match=r"4 segments"):
         make_spec({"mtp_layers": 2}, accumulation=4, pp=2, segments_per_stage=[3, 3])
 

@@ -10,7 +10,7 @@ from tests.support.programs import make_spec
 def test_a_schedule_has_as_few_virtual_stages_as_it_takes(schedule: str, stages: int) -> None:
     layout = make_spec(model={"num_layers": 6}, pp=2, schedule=schedule, accumulation=4).layout
     assert layout.virtual_stages == stages
-    assert len(layout.stages) == 2 * stages
+    assert len(layout.segments_per_stage) == 2 * stages
 
 
 def test_too_few_segments_for_the_stages_that_a_schedule_takes() -> None:

@@ -91,7 +91,7 @@ def test_bounds_hold_and_the_search_keeps_the_overrides(software_overrides: Soft
 
 
 def test_context_and_fragmentation_come_upon_what_the_program_holds() -> None:
-    layout = Candidate(1, 1, "ring", 1, 1, 1, "none", 1, "1f1b", 1, 1, 8, 3)
+    layout = Candidate(recompute="none", virtual_stages=1, dp_shard=8, zero=3)
     own = software_named(None)
     usual, more = (
         Pricer(asked(software_overrides)).predict(layout)
@@ -143,7 +143,7 @@ def test_fourfolds_own_matmuls_are_priced_as_they_run(recipe: GemmDtype) -> None
     )
     plain = asked().template
     assert low.template.kernel(replace(GEMM, dtype=recipe)) < 0.8 * plain.kernel(GEMM)
-    layout = Candidate(1, 1, "ring", 1, 1, 1, "none", 1, "1f1b", 1, 1, 8, 3)
+    layout = Candidate(recompute="none", virtual_stages=1, dp_shard=8, zero=3)
     block = next(each for each in candidate_spec(low, layout).segments if each.kind == "block")
     work = RecordedRank(block, MODEL, candidate_spec(low, layout).shape).footprint("none").forward
     quantized = [each for each in work.items if isinstance(each, Elementwise) and each.part == "quantized"]

@@ -156,7 +156,8 @@ class Case:
     @property
     def layout(self) -> Layout:
         return Layout(
-            1, 1, self.dp, self.cp, self.tp, 0, "1f1b", self.sequences, 1, self.length, ("none",), 1,
+            dp_shard=self.dp, cp=self.cp, tp=self.tp, microbatch_sequences=self.sequences, num_microbatches=1,
+            sequence_length=self.length, recompute=("none",),
             sequence_parallel=self.sequence, ep=self.ep, etp=self.etp,
         )  # fmt: skip
 

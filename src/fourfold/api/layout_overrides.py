@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fourfold.config import UserError, did_you_mean
-from fourfold.plan.constraints import KEYS, Value, parse_value
+from fourfold.plan.constraints import FLAGS, KEPT, KEYS, Value, parse_value
 from fourfold.plan.request import Request
 from fourfold.plan.trainers import Trainer
 
 PREFIX = "layout."
-FLAGS = ("sequence_parallel", "overlap_experts", "offload_optimizer")
-ALONE = ("prefetch", *FLAGS, "offload")
+ALONE = (*KEPT, *FLAGS, "offload")
 """Keys that take one value, the same for all layouts."""
 
 
@@ -53,7 +52,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str
     for override in overrides:
         key, equals, text = (part.strip() for part in override.partition("="))
         name = key.removeprefix(PREFIX)
-        if key == "layout" or name == "auto" or not key.startswith(PREFIX) or name == "prefetch":
+        if key == "layout" or name == "auto" or not key.startswith(PREFIX) or name in KEPT:
             others.append(override)
             continue
         values = [value.strip(" \"'") for value in text.strip("[]").split(",")] if equals and text else []

@@ -105,7 +105,7 @@ def read_request(options: PlanOptions) -> Asked:
         software,
         options.memory_share,
         *masks,
-        config.layout.prefetch,
+        config.layout,
         windows,
         own,
         config.optimizer,

@@ -32,7 +32,7 @@ from fourfold.plan.advice import BUDGET, Advice, advise, candidate_of, changed_k
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import Request
+from fourfold.plan.request import Request, kept_keys
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_outlook import advice_lines, advice_record
 from fourfold.report.format_run import layout_line, model_line
@@ -356,7 +356,7 @@ def request_of(result: "SimulationResult") -> Request:
         document_mask=spec.document_mask,
         transport=spec.transport,
         document_tokens=config.data.document_tokens,
-        prefetch=layout.prefetch,
+        kept=kept_keys(layout),
         optimizer=config.optimizer,
         sequence_parallel=layout.sequence_parallel or layout.tp == 1,
     )

@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from fourfold import __version__
 from fourfold.api.inputs import config_of
 from fourfold.config import ModelSection, RunConfig
+from fourfold.config.layout_section import LayoutSection
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection
 from fourfold.config.schema import (
     BatchSection,
     CheckpointSection,
     ClusterSection,
-    LayoutSection,
     PrecisionSection,
     RunSection,
 )

@@ -83,7 +83,7 @@ def _context(job: TrainerJob) -> Part:
     if layout.cp == 1:
         return {}, []
     kind = CP_TYPES.get(layout.cp_method, "a2a+p2p")
-    inner = layout.ulysses
+    inner = layout.shape.ulysses
     sizes: Flags = {"hierarchical-context-parallel-sizes": [inner, layout.cp // inner]} if kind == "a2a+p2p" else {}
     return {"cp-comm-type": kind} | sizes, []
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from fourfold.config import ModelConfig, RunConfig, UserError
-from fourfold.config.schema import LayoutSection
+from fourfold.config.layout_section import LayoutSection
 from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster, named_with
-from fourfold.plan.constraints import KEYS
+from fourfold.plan.constraints import KEPT, KEYS
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
 
@@ -23,11 +23,11 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         config.precision,
         document_mask=config.data.document_mask,
         document_tokens=config.data.document_tokens,
-        prefetch=config.layout.prefetch,
+        layout=config.layout,
         optimizer=config.optimizer,
     )
     request = replace(request, sequence_parallel=config.layout.sequence_parallel is not False)
-    stated = config.layout.model_fields_set - {"auto", "sequence_parallel", "prefetch"}
+    stated = config.layout.model_fields_set - {"auto", "sequence_parallel", *KEPT}
     unknown = stated - set(KEYS)
     if unknown:
         key = sorted(unknown)[0]

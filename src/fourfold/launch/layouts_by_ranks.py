@@ -5,13 +5,14 @@ from contextlib import suppress
 from functools import cache
 
 from fourfold.config import RunConfig, UserError
-from fourfold.config.schema import LayoutSection
+from fourfold.config.layout_section import LayoutSection
 from fourfold.hardware import THIS
 from fourfold.launch.automatic import automatic_layout
 from fourfold.launch.changes import forget_ranks
 from fourfold.launch.ready import ReadyRun
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.plan.request import kept_keys
 
 
 class RunSizes:
@@ -57,7 +58,7 @@ class RunSizes:
         config: RunConfig = self._resolved.config
         own = config.layout
         if config.cluster.preset != THIS:
-            open_layout = LayoutSection(auto=True, prefetch=own.prefetch)
+            open_layout = kept_keys(own).model_copy(update={"auto": True})
             with suppress(UserError):
                 yield automatic_layout(config.model_copy(update={"layout": open_layout}), self._resolved.model, ranks)
         fewer = own.model_copy(update={"dp_shard": None})

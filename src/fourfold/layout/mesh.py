@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Literal
 
+from fourfold.config.layout_section import LayoutKeys, Outermost
 from fourfold.model.context.placement import ContextShare, zigzag
 from fourfold.model.spec import Domain
 
@@ -20,7 +21,6 @@ VIEWS = (
 """Ways of reading the same ranks: experts divide `dp_shard x cp x tp` anew, context parallelism divides `cp`, and key and value
 heads divide `tp` into ranks with different heads and copies of the same."""
 ALL_AXES = (*dict.fromkeys(axis for view in VIEWS for axis in view), "tied")
-Outermost = Literal["pp", "dp_replicate", "dp"]
 ORDERS: dict[Outermost, tuple[str, ...]] = {
     "pp": AXES,
     "dp_replicate": ("dp_replicate", "pp", "dp_shard", "cp", "tp"),
@@ -31,41 +31,27 @@ ORDERS: dict[Outermost, tuple[str, ...]] = {
 Recompute = Literal["none", "selective", "full"]
 
 
-@dataclass(frozen=True)
-class Layout:
+@dataclass(frozen=True, kw_only=True)
+class Layout(LayoutKeys):
     """Degrees of every axis and how a rank's step is arranged, complete and checked (`resolve_layout` makes it).
 
     `recompute`: one policy a segment, in forward order. `offload`: whether each segment's activations wait in the host's memory,
-    likewise; empty: none do. `stages`: how many segments each pipeline stage has; `stage_ranks`: the pp
-    coordinate of each stage. `global_sequences` = num_microbatches x microbatch_sequences x dp_replicate x dp_shard. `outermost`:
-    a key of `ORDERS`; ranks are numbered in that order. Views read the box of `AXES`, whatever the order.
+    likewise; empty: none do. `segments_per_stage`: how many segments each pipeline stage has; `stage_ranks`: the pp coordinate of
+    each stage. `global_sequences` = num_microbatches x microbatch_sequences x dp_replicate x dp_shard. `outermost`: a key of
+    `ORDERS`; ranks are numbered in that order. Views read the box of `AXES`, whatever the order.
     """
 
-    pp: int
-    dp_replicate: int
+    virtual_stages: int = 1
+    segments_per_stage: tuple[int, ...] = ()  # type: ignore[assignment]
     dp_shard: int
-    cp: int
-    tp: int
-    zero: int
-    schedule: str
-    microbatch_sequences: int
+    sequence_parallel: bool = False
+    recompute: tuple[Recompute, ...]  # type: ignore[assignment]
+    offload: tuple[bool, ...] = ()  # type: ignore[assignment]
     num_microbatches: int
     sequence_length: int
-    recompute: tuple[Recompute, ...]
-    prefetch: int
-    virtual_stages: int = 1
-    stages: tuple[int, ...] = ()
     stage_ranks: tuple[int, ...] = (0,)
-    cp_method: str = "ring"
     cp_ulysses: int = 1
-    sequence_parallel: bool = False
-    ep: int = 1
-    etp: int = 1
     tp_head: int = 1
-    outermost: Outermost = "pp"
-    overlap_experts: bool = False
-    offload: tuple[bool, ...] = ()
-    offload_optimizer: bool = False
 
     @property
     def edp(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fourfold.config import ModelConfig, RunConfig, UserError, did_you_mean
-from fourfold.config.schema import LayoutSection
+from fourfold.config.layout_section import LAYOUT_KEYS, LayoutSection
 from fourfold.layout.divisibility import (
     gemm_fault,
     max_stages,
@@ -152,29 +152,20 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     _check_experts(section, model, dp_shard)
     _check_overlap(section)
     recompute = recompute_policies(section.recompute, model)
+    resolved = {
+        "virtual_stages": virtual_stages,
+        "segments_per_stage": (),
+        "dp_shard": dp_shard,
+        "cp_method": section.cp_method.partition(":")[0],
+        "sequence_parallel": bool(section.sequence_parallel),
+        "recompute": recompute,
+        "offload": offloaded_segments(section.offload, recompute, model),
+    }
     layout = Layout(
-        pp=section.pp,
-        dp_replicate=section.dp_replicate,
-        dp_shard=dp_shard,
-        cp=section.cp,
-        tp=section.tp,
-        zero=section.zero,
-        schedule=section.schedule,
-        microbatch_sequences=section.microbatch_sequences,
+        **{key: getattr(section, key) for key in LAYOUT_KEYS} | resolved,
         num_microbatches=batch.global_sequences // per_microbatch,
         sequence_length=batch.sequence_length,
-        recompute=recompute,
-        prefetch=section.prefetch,
-        virtual_stages=virtual_stages,
-        cp_method=section.cp_method.partition(":")[0],
         cp_ulysses=ulysses,
-        sequence_parallel=bool(section.sequence_parallel),
-        ep=section.ep,
-        etp=section.etp,
-        outermost=section.outermost,
-        overlap_experts=section.overlap_experts,
-        offload=offloaded_segments(section.offload, recompute, model),
-        offload_optimizer=section.offload_optimizer,
         tp_head=section.tp if model.is_mla else tensor_head_degree(section.tp, model.num_kv_heads),
     )
     if section.sequence_parallel is None and layout.tp > 1 and layout.tokens % layout.tp == 0:

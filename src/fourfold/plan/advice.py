@@ -7,13 +7,14 @@ known.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fourfold.config import UserError
+from fourfold.config.layout_section import LAYOUT_KEYS
 from fourfold.layout import Layout
 from fourfold.plan.candidate import Candidate, way_of
-from fourfold.plan.constraints import format_value
+from fourfold.plan.constraints import SHARED, format_value
 from fourfold.plan.moves.neighbours import neighbours
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
@@ -70,9 +71,8 @@ def candidate_of(layout: Layout, num_layers: int) -> Candidate | None:
         recompute = f"{first}:{number}"
     elif uneven:
         recompute, activations = "none", tuple(policies)
-    chosen = {"recompute": recompute, "activations": activations}
-    same = {each.name: getattr(layout, each.name) for each in fields(Candidate) if each.name not in chosen}
-    return Candidate(**same, **chosen)  # type: ignore[arg-type]
+    same = {key: getattr(layout, key) for key in LAYOUT_KEYS if key not in (*SHARED, "recompute")}
+    return Candidate(**same, recompute=recompute, activations=activations)
 
 
 def overrides_of(keys: Iterable[tuple[str, Any]]) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class BlockPricer:
             for name, each in policies.items():
                 size = each.saved_bytes - full.saved_bytes
                 copy = self.request.template.host_copy(1e9) / 1e9 * size
-                shown = max(0.0, copy - self.request.prefetch * kept.forward_seconds)
+                shown = max(0.0, copy - self.request.kept.prefetch * kept.forward_seconds)
                 found.append(Way(kept.saved_bytes - full.saved_bytes, 2 * shown + slower[name], size))
         return [each for each in found if each.spared_bytes > 0]
 
@@ -237,7 +237,7 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         num_microbatches=1,
         sequence_length=request.sequence_length,
         recompute=("none", *[shape.recompute] * (model.num_layers + model.mtp_layers), "none"),  # type: ignore[arg-type]
-        prefetch=request.prefetch,
+        prefetch=request.kept.prefetch,
         cp_method=shape.cp_method,
         cp_ulysses=shape.ulysses,
         sequence_parallel=request.sequence_parallel and shape.tp > 1,

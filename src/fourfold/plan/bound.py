@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fourfold.config.layout_section import Outermost
 from fourfold.layout import Layout
-from fourfold.layout.mesh import Outermost
 from fourfold.plan.blocks import BlockPrice, BlockPricer, Way
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.optimizer_costs import OptimizerCosts
@@ -333,7 +333,7 @@ class Bounder:
         gradients = np.where(zero >= 2, shard, unsharded) * request.gradient_bytes
         software = request.software
         block = numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
-        units = 1 + min(1, request.prefetch)
+        units = 1 + min(1, request.kept.prefetch)
         gathered = np.where(zero == 3, units * request.element_bytes, 0) + np.where(
             zero >= 2, request.gradient_bytes, 0
         )

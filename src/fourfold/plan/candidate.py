@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, fields
 
-from fourfold.layout.mesh import Outermost
+from fourfold.config.layout_section import LayoutKeys
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """A rank's share of a microbatch, and what it recomputes, in the words of a run file's `[layout]`."""
+    """The keys of a layout that say which share of a microbatch a rank has, and what it recomputes: the search prices blocks by
+    them."""
 
     tp: int
     cp: int
@@ -37,19 +38,13 @@ def way_of(policy: str, away: bool) -> str:
     return "offload" if policy == "none" else f"{policy}+offload"
 
 
-@dataclass(frozen=True)
-class Candidate(BlockShape):
-    """A layout: the shape, with a pipeline and data parallelism around it, in the same words."""
+@dataclass(frozen=True, kw_only=True)
+class Candidate(LayoutKeys):
+    """A layout, by every key of a run file's `[layout]`; those of `constraints.SHARED` have their defaults."""
 
-    pp: int
-    schedule: str
     virtual_stages: int
-    dp_replicate: int
     dp_shard: int
-    zero: int
-    outermost: Outermost = "pp"
-    overlap_experts: bool = False
-    offload_optimizer: bool = False
+    recompute: str
     activations: tuple[str, ...] = ()
     """Each block's way with its activations: none, selective, full, offload, selective+offload. Empty: all as `recompute` says."""
 

@@ -9,16 +9,24 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from fourfold.config import UserError, did_you_mean
+from fourfold.config.layout_section import LAYOUT_KEYS
 from fourfold.layout.mesh import ORDERS
 from fourfold.layout.resolve import CP_METHODS
-from fourfold.plan.candidate import Candidate
+from fourfold.plan.candidate import BlockShape
 from fourfold.program.schedule import BUILT_IN
 
 Value = int | str | bool
 T = TypeVar("T", bound=Value)
-_FOUND = ("overlap_experts", "offload_optimizer", "activations")
-KEYS = {field.name: field.type for field in fields(Candidate) if field.name not in _FOUND}
-"""Keys of a layout that the search enumerates, with their types."""
+_AROUND = ("pp", "schedule", "virtual_stages", "dp_replicate", "dp_shard", "zero", "outermost")
+KEYS = (*(field.name for field in fields(BlockShape)), *_AROUND)
+"""Keys of a layout that the search enumerates: a rank's share of a microbatch, and what is around it."""
+FLAGS = ("sequence_parallel", "overlap_experts", "offload_optimizer")
+"""Keys that are the same in all layouts where a person states them."""
+_FOUND = ("segments_per_stage", "offload")
+KEPT = tuple(key for key in LAYOUT_KEYS if key not in (*KEYS, *FLAGS, *_FOUND))
+"""Keys that the search leaves as the run states them."""
+SHARED = (*KEPT, "sequence_parallel", *_FOUND)
+"""Keys that are of a request, or found when a layout is complete: no `Candidate` states them."""
 POLICIES = ("none", "selective", "full")
 MOST = 1_000_000
 
@@ -123,17 +131,17 @@ def parse_value(key: str, text: str, where: str) -> int | str:
     """A value of a key of `KEYS`, or of `dp`. `where`: what the message begins with, `layout.` or `--explain `. Raises
     `UserError`."""
     head = f"{where}{key}={text[:80]}"
-    if KEYS.get(key, int) is int:
-        least, most = (0, 3) if key == "zero" else (1, MOST)
-        if text.isascii() and text.isdigit() and least <= int(text) <= most:
-            return int(text)
-        raise UserError(f"{head}: allowed: a whole number from {least} to {most}; a value that works: {where}{key}=2")
     allowed = {
         "schedule": tuple(schedule.name for schedule in BUILT_IN),
         "cp_method": CP_METHODS,
         "recompute": POLICIES,
         "outermost": tuple(ORDERS),
-    }[key]
+    }.get(key)
+    if allowed is None:
+        least, most = (0, 3) if key == "zero" else (1, MOST)
+        if text.isascii() and text.isdigit() and least <= int(text) <= most:
+            return int(text)
+        raise UserError(f"{head}: allowed: a whole number from {least} to {most}; a value that works: {where}{key}=2")
     if text in allowed[:3] or text in allowed or (key == "cp_method" and re.fullmatch(r"ring\+ulysses:[1-9]\d*", text)):
         return text
     if key == "recompute" and text.partition(":")[0] in POLICIES:

@@ -73,7 +73,7 @@ class Outlook:
             return 0.0
         return self._distance(layout, layout.pp, layout.schedule, layout.zero)
 
-    def _distance(self, shape: BlockShape, pp: int, schedule: str, zero: int) -> float:
+    def _distance(self, shape: BlockShape | Candidate, pp: int, schedule: str, zero: int) -> float:
         policy, _, blocks = shape.recompute.partition(":")
         if blocks and 2 * int(blocks) <= self._request.model.num_layers:
             policy = "none"

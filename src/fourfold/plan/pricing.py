@@ -262,7 +262,7 @@ class Pricer:
         if key not in self._timelines:
             spec = candidate_spec(self.request, candidate)
             self._timelines[key] = estimate_makespan(spec, self.request.prices(spec.layout))
-            self.budget.spend(TIMELINE + COMPUTE * len(spec.layout.stages) * simulated_microbatches(spec))
+            self.budget.spend(TIMELINE + COMPUTE * len(spec.layout.segments_per_stage) * simulated_microbatches(spec))
         return max(bound, self._timelines[key])
 
     def like(self, candidate: Candidate, bound: float) -> float:

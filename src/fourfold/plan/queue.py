@@ -24,7 +24,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fourfold.config import UserError
-from fourfold.layout.mesh import ORDERS, Outermost
+from fourfold.config.layout_section import Outermost
+from fourfold.layout.mesh import ORDERS
 from fourfold.plan.bound import Parts
 from fourfold.plan.bounding import Counts, Pool, Progress
 from fourfold.plan.candidate import Candidate

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
+from fourfold.config.layout_section import LAYOUT_KEYS, LayoutKeys, LayoutSection
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.run_file import parse_run
-from fourfold.config.schema import LayoutSection, PrecisionSection
+from fourfold.config.schema import PrecisionSection
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.prices import Prices, Windows, share_left
 from fourfold.cost.software import SoftwareProfile
@@ -15,7 +16,7 @@ from fourfold.evidence.out_of_memory import out_of_memory
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate, policy_and_offload
-from fourfold.plan.constraints import NO_CONSTRAINTS, Constraints, Value, parse_value
+from fourfold.plan.constraints import KEPT, NO_CONSTRAINTS, Constraints, Value, parse_value
 from fourfold.program.capabilities import check_planned
 from fourfold.program.resolve import resolve_step
 from fourfold.program.spec import Transport
@@ -31,6 +32,8 @@ from fourfold.simulate.summary import MEMORY_SHARE
 
 BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
+DEFAULTS = LayoutSection()
+ONE_SHARD = DEFAULTS.model_copy(update={"dp_shard": 1})
 LIKELY, SAFE = 0.25, 0.05
 """Probability of running out of memory up to which a layout is likely to fit, and to which it is safe."""
 NEAR = 0.07
@@ -41,14 +44,14 @@ NEAR = 0.07
 class Request:
     """One step of `model` on all devices of a cluster: `global_sequences` rows of `sequence_length` tokens.
 
-    `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
-    `prefetch`: as in `LayoutSection`, the same for all layouts. `windows`: of the model's attention, which the runtime does not
-    have: by their share of its work. `software_overrides`: what replaces constants of the software profile. `constraints`: limits
-    on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too. `overlap_experts`:
-    whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
-    `offload`: whether blocks may offload their activations. `offload_optimizer`: whether layouts have their optimizer states in
-    the host's memory; None: where nothing fits otherwise, or where it is faster. `most_risk`: the probability of running out of
-    memory up to which layouts are likely to fit.
+    `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most. `kept`:
+    a section with the keys of `constraints.KEPT`, the same in all layouts (`kept_keys`). `windows`: of the model's attention, which
+    the runtime does not have: by their share of its work. `software_overrides`: what replaces constants of the software profile.
+    `constraints`: limits on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals
+    too. `overlap_experts`: whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
+    `offload`: whether blocks may offload their activations. `offload_optimizer`: whether layouts have their optimizer states in the
+    host's memory; None: where nothing fits otherwise, or where it is faster. `most_risk`: the probability of running out of memory
+    up to which layouts are likely to fit.
     """
 
     model: ModelConfig
@@ -60,7 +63,7 @@ class Request:
     document_mask: bool = False
     transport: Transport = "native"
     document_tokens: int | None = None
-    prefetch: int = 1
+    kept: LayoutSection = DEFAULTS
     windows: Windows | None = None
     software_overrides: SoftwareOverrides = NO_OVERRIDES
     optimizer: OptimizerSection = ADAMW
@@ -83,18 +86,17 @@ class Request:
         memory_share: float = MEMORY_SHARE,
         document_mask: bool = False,
         document_tokens: int | None = None,
-        prefetch: int = 1,
+        layout: LayoutKeys = DEFAULTS,
         windows: Windows | None = None,
         software_overrides: SoftwareOverrides = NO_OVERRIDES,
         optimizer: OptimizerSection = ADAMW,
     ) -> "Request":
         """With the constants that ship for that cluster's device and `software` (default: fourfold's own). `document_tokens`: a
-        document's mean length, where attention stays within documents. Raises `UserError`."""
+        document's mean length, where attention stays within documents. `layout`: whose keys of `constraints.KEPT` all layouts have.
+        Raises `UserError`."""
         precision, software_overrides = executed_precision(precision, cluster, software, software_overrides)
         transport = transport_on(cluster)
-        config = _run(
-            global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens
-        )
+        config = _run(global_sequences, sequence_length, precision, document_mask, ONE_SHARD, document_tokens)
         model = replace(model, max_position=max(model.max_position, sequence_length))
         check_planned(config)
         spec = resolve_step(config, model, resolve_layout(config, model), transport)
@@ -104,7 +106,9 @@ class Request:
         template = prices_for(config, replace(spec, layout=everywhere), cluster, software, software_overrides)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         data = (document_mask, transport, document_tokens)
-        asked = cls(model, template, sequence_length, global_sequences, memory_bytes, precision, *data, prefetch)
+        asked = cls(
+            model, template, sequence_length, global_sequences, memory_bytes, precision, *data, kept_keys(layout)
+        )
         return replace(asked, windows=windows, software_overrides=software_overrides, optimizer=optimizer)._masked()
 
     def on(self, cluster: Cluster) -> "Request":
@@ -198,13 +202,14 @@ class Request:
     def section(self, layout: "Candidate") -> LayoutSection:
         """A layout as the run file's `[layout]`."""
         split = self.sequence_parallel and layout.tp > 1
-        keys = {key: value for key, value in vars(layout).items() if key != "activations"}
+        kept = {key: getattr(self.kept, key) for key in KEPT}
+        keys = {key: getattr(layout, key) for key in LAYOUT_KEYS} | kept | {"sequence_parallel": split}
         if layout.activations:
             ways = [policy_and_offload(way) for way in layout.activations]
             keys["recompute"] = [policy for policy, _ in ways]
             if any(away for _, away in ways):
                 keys["offload"] = ["activations" if away else "none" for _, away in ways]
-        return LayoutSection(**keys, prefetch=self.prefetch, sequence_parallel=split)
+        return LayoutSection.model_validate(keys)
 
     @property
     def can_offload(self) -> bool:
@@ -228,8 +233,10 @@ class Request:
             return False
         left_over = self.global_sequences // (layout.dp * layout.microbatch_sequences) % layout.pp
         split = self.sequence_parallel and layout.tp > 1
-        own = {"dp": layout.dp, "left_over": left_over} | ({"sequence_parallel": split} if layout.tp > 1 else {})
-        return self.constraints.permits(vars(layout) | own)
+        known = vars(layout) | {"dp": layout.dp, "left_over": left_over, "sequence_parallel": split}
+        if layout.tp == 1:
+            del known["sequence_parallel"]  # means nothing
+        return self.constraints.permits(known)
 
     def prices(self, layout: Layout) -> Prices:
         """For the ranks of a layout."""
@@ -239,6 +246,11 @@ class Request:
         """The run of one layout. The model goes beside it, resolved."""
         run = _run(self.global_sequences, self.sequence_length, self.precision, self.document_mask, layout)
         return run.model_copy(update={"optimizer": self.optimizer})
+
+
+def kept_keys(layout: LayoutKeys) -> LayoutSection:
+    """A section with the keys of a layout that the search leaves as they are."""
+    return LayoutSection.model_validate({key: getattr(layout, key) for key in KEPT})
 
 
 def _run(

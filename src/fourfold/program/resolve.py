@@ -43,7 +43,9 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         spec = each.resolve(config, spec) if each.resolve else spec
     placed = replace(
         layout,
-        stages=stage_sizes(config.layout.segments_per_stage, _segment_costs(spec), layout, model.mtp_layers),
+        segments_per_stage=stage_sizes(
+            config.layout.segments_per_stage, _segment_costs(spec), layout, model.mtp_layers
+        ),
         stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
     )
     return replace(spec, layout=placed)

@@ -40,7 +40,7 @@ class StageMap:
 def stage_map(spec: StepSpec) -> StageMap:
     """Cuts the model's segments into stages as the layout says."""
     segments, layout = spec.segments, spec.layout
-    ends = (0, *accumulate(layout.stages or (len(segments),)))
+    ends = (0, *accumulate(layout.segments_per_stage or (len(segments),)))
     stages = tuple(segments[start:end] for start, end in pairwise(ends))
     return StageMap(
         stages=stages,

@@ -5,11 +5,12 @@ Units are in the names: `_bytes`, `_seconds`, `_flops`, `_per_second`. None: not
 
 from typing import Any, ClassVar, Literal
 
+from fourfold.config.layout_section import LayoutKeys
 from fourfold.evidence import interval
 from fourfold.evidence.interval import Quantity
 from fourfold.layout import Layout
 from fourfold.results.fit import fit_of
-from fourfold.results.record import ABSENT, open_record, record, shown
+from fourfold.results.record import ABSENT, open_record, record, record_of, shown
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.memory import MemoryOverTime, memory_over_time
 from fourfold.simulate.summary import LinkTraffic, StepSummary
@@ -27,28 +28,18 @@ class FitDocument:
     phrase: str
 
 
-@record
+@record_of(
+    LayoutKeys,
+    without=("segments_per_stage", "prefetch"),
+    last=("outermost", "overlap_experts", "offload_optimizer", "recompute", "offload"),
+)
 class LayoutDocument:
     """A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ."""
 
-    pp: int
-    schedule: str
     virtual_stages: int
-    dp_replicate: int
     dp_shard: int
-    zero: int
-    cp: int
-    cp_method: str
-    tp: int
     sequence_parallel: bool
-    ep: int
-    etp: int
-    microbatch_sequences: int
     outermost: str
-    overlap_experts: bool
-    offload_optimizer: bool
-    recompute: str | list[str]
-    offload: str | list[str]
 
 
 def layout_record(layout: Layout) -> LayoutDocument:

@@ -4,7 +4,7 @@ A record names its fields and their types once. `shown` fills it from an object 
 the JSON document.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite
@@ -36,6 +36,19 @@ def record(cls: type[T]) -> type[T]:
 def open_record(cls: type[T]) -> type[T]:
     """Makes a class a record whose documents may have further keys."""
     return with_config(ConfigDict(extra="allow"))(dataclass(frozen=True, kw_only=True)(cls))
+
+
+def record_of(described: type, without: Sequence[str] = (), last: Sequence[str] = ()) -> Callable[[type[T]], type[T]]:
+    """Makes a class a record with the fields of a dataclass, but for those `without`: of the types there, bounds left out, or of
+    those that the class states. All must be given. `last`: fields that stand at the end; any that the class adds come after."""
+
+    def made(cls: type[T]) -> type[T]:
+        named = [name for name in get_type_hints(described) if name not in (*without, *last)]
+        hints = get_type_hints(described) | cls.__annotations__
+        cls.__annotations__ = {name: hints[name] for name in dict.fromkeys((*named, *last, *cls.__annotations__))}
+        return record(cls)
+
+    return made
 
 
 class _Schema(GenerateJsonSchema):
