@@ -60,7 +60,7 @@ def measure(rank: int, device: torch.device, table: dict[str, Any], ranks: int, 
 def predict(device: Device, table: dict[str, Any], ranks: int) -> float:
     """Seconds that a rank computes in a step; the link between ranks does not matter to it."""
     spec = table_spec(table, ranks, "cpu")
-    cluster = Cluster("this", "this", "measured", device, 2, (Level("loopback", "switch", 2, 1e12, 0.0),))
+    cluster = Cluster("this", "this", "measured", 2, device=device, levels=(Level("loopback", "switch", 2, 1e12, 0.0),))
     spent = simulate(spec, prices_for(parse_run(table), spec, cluster)).spent
     return max(sum(seconds for kind, seconds in each.items() if kind in COMPUTING) for each in spent)
 

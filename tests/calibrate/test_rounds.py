@@ -62,7 +62,9 @@ def _constants(ranks: int) -> Any:
     device = Device("this", "this", "by hand", 10**9, 1e9, {"fp32": 1e9})
     levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     calibration = {"cores": 2, f"ranks_{ranks}": table}
-    found = constants_of(Cluster("this", "this", "by hand", device, ranks, levels, calibration=calibration))
+    found = constants_of(
+        Cluster("this", "this", "by hand", ranks, device=device, levels=levels, calibration=calibration)
+    )
     assert found is not None
     return table, found.profiles[ranks]
 

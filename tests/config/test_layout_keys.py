@@ -1,16 +1,15 @@
 """A layout's keys are described once: sections, resolved layouts, the search's layouts and documents have them."""
 
-import json
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
+from fourfold.config import layout_section
 from fourfold.config.layout_section import LAYOUT_KEYS, LayoutSection
 from fourfold.layout import Layout
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.constraints import FLAGS, KEPT, KEYS
 from fourfold.results.prediction import LayoutDocument
+from tests.support.edited_source import asked_with
 
 RUN = """
 [model]
@@ -25,14 +24,6 @@ steps = 1
 """
 NEW = '    trial: bool = False\n    """A key that is tried."""\n'
 ASK = """
-import importlib.util, json, sys
-class Edited:
-    def find_spec(self, name, path=None, target=None):
-        edited = name == "fourfold.config.layout_section"
-        return importlib.util.spec_from_file_location(name, sys.argv[1]) if edited else None
-
-sys.meta_path.insert(0, Edited())
-
 import fourfold
 from fourfold.api.programs import RunProgram
 from fourfold.explore.catalog import catalog_document
@@ -41,7 +32,7 @@ from fourfold.config import load_run
 from pathlib import Path
 from tools.docs import run_file_page
 
-run, stated = sys.argv[2], ["layout.trial=true"]
+run, stated = sys.argv[3], ["layout.trial=true"]
 layout = RunProgram.of(run, overrides=stated).resolved.layout
 simulated = fourfold.simulate(run, cluster="dgx-h100:1", overrides=stated).to_json()
 planned = fourfold.plan(run, cluster="dgx-h100:2", overrides=[*stated, "layout.tp=1"]).to_json()
@@ -61,13 +52,9 @@ print(json.dumps({
 def test_a_key_that_is_described_appears_everywhere(tmp_path: Path) -> None:
     """In the run file, on the command line, in resolved layouts and documents, in all layouts of a plan and of `layout = "auto"`,
     with its text on the page and in the reference: nothing but the description is edited."""
-    source = Path(sys.modules[LayoutSection.__module__].__file__ or "").read_text(encoding="utf-8")
-    edited, run = tmp_path / "layout_section.py", tmp_path / "run.toml"
-    edited.write_text(source.replace("    prefetch: ", f"{NEW}    prefetch: ", 1), encoding="utf-8")
+    run = tmp_path / "run.toml"
     run.write_text(RUN, encoding="utf-8")
-    asked = subprocess.run([sys.executable, "-c", ASK, edited, run], capture_output=True, text=True, check=False)
-    assert asked.returncode == 0, asked.stderr
-    found = json.loads(asked.stdout)
+    found = asked_with(layout_section, "    prefetch: ", f"{NEW}    prefetch: ", ASK, tmp_path, str(run))
     assert found.pop("help") == ["A key that is tried."]
     assert {*found.pop("planned"), *found.values()} == {True}, found
 

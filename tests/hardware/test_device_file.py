@@ -2,7 +2,6 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -11,7 +10,7 @@ from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.hardware import load_cluster, parse_cluster, parse_device
 from fourfold.hardware.new_cluster import new_cluster
-from fourfold.hardware.schema import KernelConstant
+from fourfold.hardware.types import KERNEL_CONSTANTS
 from fourfold.simulate.run_prices import on_device, software_named
 
 TEXT = """
@@ -76,7 +75,7 @@ def test_the_host_of_a_measured_device_is_that_of_fourfolds_own_software() -> No
 
 
 def test_every_constant_of_a_file_is_one_of_the_cost_model() -> None:
-    assert set(get_args(KernelConstant)) <= {field.name for field in fields(Kernels)}
+    assert set(KERNEL_CONSTANTS) <= {field.name for field in fields(Kernels)}
 
 
 def test_a_measured_gpu_is_priced_with_fused_kernels_as_it_was_measured(file: str) -> None:

@@ -214,7 +214,13 @@ def _cluster(table: Table, ranks: int, cores: int) -> Cluster:
     device = Device("this", "this", "measured", 10**9, 1e9, {"fp32": 1e9})
     levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     return Cluster(
-        "this", "this", "measured", device, ranks, levels, calibration={"cores": cores, f"ranks_{ranks}": table}
+        "this",
+        "this",
+        "measured",
+        ranks,
+        device=device,
+        levels=levels,
+        calibration={"cores": cores, f"ranks_{ranks}": table},
     )
 
 

@@ -2,24 +2,18 @@
 
 from typing import Any
 
-from fourfold.explore.cluster_types import MachineDevice
+from fourfold.explore.cluster_types import OF_RUNS, MachineDevice
 from fourfold.explore.task_types import TermDocument
-from fourfold.results.record import open_record, record
+from fourfold.hardware import Device, Level
+from fourfold.results.record import open_record, record, record_of
 
 
-@record
+@record_of(Level)
 class LevelRow:
     """A level of a cluster's network, one direction."""
 
-    name: str
     kind: str
-    devices: int
-    bytes_per_second: float
-    latency_seconds: float
     dimensions: list[int]
-    wrap_multiple: int
-    part_multiple: int | None
-    scalable: bool
 
 
 @record
@@ -36,15 +30,13 @@ class ClusterRow:
     dollars_per_device_hour: float | None
 
 
-@record
+@record_of(Device, last=OF_RUNS)
 class DeviceRow(MachineDevice):
     """A row of `fourfold list devices --json`."""
 
+    peak_flops_per_second: dict[str, float]
     kernels: dict[str, float]
-    host_launch_seconds: float | None
-    context_bytes: int | None
     gemm_recipes: list[str] | None
-    host_bytes_per_second: float | None
     description: str
 
 

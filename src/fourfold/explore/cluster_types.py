@@ -1,22 +1,18 @@
 """Types of the Cluster page's documents. Units are in the names; rates are those of one device in one direction."""
 
+from fourfold.hardware import Device
 from fourfold.results.prediction import LayoutDocument
-from fourfold.results.record import record
+from fourfold.results.record import record, record_of
+
+OF_RUNS = ("kernels", "host_launch_seconds", "context_bytes", "gemm_recipes", "host_bytes_per_second")
+"""Figures of a device that runs are priced with, and that no page shows."""
 
 
-@record
+@record_of(Device, without=OF_RUNS)
 class MachineDevice:
     """The device. `memory_bytes_per_second`: reads and writes together; `unit_memory_bytes`: fast memory of one of its `units`."""
 
-    key: str
-    name: str
-    source: str
-    memory_bytes: int
-    memory_bytes_per_second: float
     peak_flops_per_second: dict[str, float]
-    units: int | None
-    unit_memory_bytes: int | None
-    power_watts: float | None
 
 
 @record

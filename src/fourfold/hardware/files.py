@@ -15,14 +15,13 @@ from fourfold.config.presets import names_in, text_in
 from fourfold.config.small_toml import SmallToml
 from fourfold.hardware.schema import (
     CLUSTER_EXTRA,
-    MAX_DEVICES,
     ClusterTable,
     DeviceTable,
     check,
     check_calibration,
     check_levels,
 )
-from fourfold.hardware.types import Cluster, Device, Level
+from fourfold.hardware.types import MAX_DEVICES, Cluster, Device, Level
 
 THIS = "this"
 _FILES = SmallToml("a device or a cluster", "my-cluster.toml", "presets are named without .toml, for example dgx-h100")
@@ -243,7 +242,7 @@ def parse_device(text: str, where: str) -> Device:
 def one_device(device: Device) -> Cluster:
     """A device as a cluster of it alone."""
     alone = (Level("node", "switch", 1, 1e9, 0.0),)
-    return Cluster(device.key, device.name, device.source, device, 1, alone, full_levels=alone)
+    return Cluster(device.key, device.name, device.source, 1, device=device, levels=alone, full_levels=alone)
 
 
 def resized(cluster: Cluster, devices: int) -> Cluster:

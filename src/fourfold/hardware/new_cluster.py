@@ -18,8 +18,7 @@ from fourfold.hardware.files import (
     load_device,
     read_device_table,
 )
-from fourfold.hardware.schema import MAX_DEVICES
-from fourfold.hardware.types import PCIE_4, Device
+from fourfold.hardware.types import MAX_DEVICES, PCIE_4, Device
 
 GENERATIONS = {
     "qdr": 32, "fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr200": 200, "ndr": 400, "xdr": 800,

@@ -1,87 +1,24 @@
-"""The keys of device and cluster files, their bounds, and one message for each mistake in them."""
+"""The tables of device and cluster files, whose keys `types` describes, and one message for each mistake in them."""
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from fourfold.config.errors import UserError, did_you_mean, lower_first, shortened, unknown_key
-from fourfold.config.schema import GemmRecipeName
 from fourfold.config.section import Section
-from fourfold.hardware.types import PEAK_BITS
-
-MAX_DEVICES = 1_000_000
-"""Most devices of a cluster: ten times the largest that is known."""
+from fourfold.hardware.types import KERNEL_CONSTANTS, PEAK_BITS, ClusterFigures, DeviceFigures, Extent, Level
 
 
-def _integer(value: Any) -> Any:
-    """8e10 is as good a number of bytes as 80000000000."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
+class DeviceTable(Section, DeviceFigures):
+    """A device file, or the `[device]` table of a cluster file."""
 
 
-def _shown(value: Any) -> Any:
-    if isinstance(value, str) and not all(c.isprintable() or c == "\n" for c in value):
-        raise ValueError("text should have no control characters")
-    return value
+class LevelTable(Section, Level):
+    """One `[[levels]]` table."""
 
-
-Name = Annotated[str, Field(min_length=1, max_length=200), BeforeValidator(_shown)]
-Source = Annotated[str, Field(min_length=1, max_length=4000), BeforeValidator(_shown)]
-Bytes = Annotated[int, BeforeValidator(_integer), Field(ge=1_000_000, le=10**15)]
-Rate = Annotated[float, Field(ge=1e3, le=1e18)]
-Flops = Annotated[float, Field(ge=1e6, le=1e21)]
-Devices = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_DEVICES)]
-Positive = Annotated[float, Field(ge=1e-3, le=1e12)]
-Format = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
-KernelConstant = Literal[
-    "gemm_share",
-    "gemm_half_tiles",
-    "gemm_half_inner",
-    "gemm_full_rows",
-    "low_share",
-    "attention_share",
-    "attention_backward_share",
-    "attention_half_keys",
-    "attention_half_width",
-    "attention_half_blocks",
-    "memory_share",
-    "launch_seconds",
-]
-"""Constants of `cost.kernels.Kernels` that a measured device states."""
-Constant = Annotated[float, Field(ge=1e-9, le=1e5)]
-
-
-class DeviceTable(Section):
-    """A device file, or the `[device]` table of a cluster file. Units: bytes, bytes per second, FLOP per second, watts."""
-
-    name: Name
-    source: Source
-    memory_bytes: Bytes
-    memory_bytes_per_second: Rate
-    peak_flops_per_second: Annotated[dict[Format, Flops], Field(min_length=1)]
-    units: Annotated[int, BeforeValidator(_integer), Field(ge=1, le=1_000_000)] | None = None
-    unit_memory_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=1024, le=10**12)] | None = None
-    power_watts: Positive | None = None
-    gemm_recipes: list[GemmRecipeName] | None = None
-    kernels: Annotated[dict[KernelConstant, Constant], Field(default_factory=dict)]
-    host_bytes_per_second: Rate | None = None
-    host_launch_seconds: Annotated[float, Field(ge=0, le=1)] | None = None
-    context_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=0, le=10**12)] | None = None
-
-
-class LevelTable(Section):
-    """One `[[levels]]` table. Units: bytes per second, seconds."""
-
-    name: Name
-    kind: Literal["switch", "torus", "shared"]
-    devices: Devices
-    bytes_per_second: Rate
-    latency_seconds: Annotated[float, Field(ge=0, le=10)]
-    dimensions: Annotated[list[Annotated[int, Field(ge=1, le=MAX_DEVICES)]], Field(default_factory=list, max_length=4)]
-    wrap_multiple: Annotated[int, Field(ge=1, le=MAX_DEVICES)] = 1
-    part_multiple: Annotated[int, Field(ge=1, le=MAX_DEVICES)] | None = None
-    scalable: bool = False
+    dimensions: list[Extent] = Field(default_factory=list, max_length=4, examples=["[16, 16]"])  # type: ignore[assignment]
 
     @field_validator("name")
     @classmethod
@@ -91,51 +28,17 @@ class LevelTable(Section):
         return value
 
 
-class ClusterTable(Section):
-    """A cluster file, its device and its calibration apart. Units: dollars and hours per device, watts."""
+_A_LEVEL = 'a table [[levels]] with name = "nvlink", kind = "switch", devices = 8, ...'
 
-    name: Name
-    source: Source
-    devices: Devices
-    levels: Annotated[list[LevelTable], Field(min_length=1, max_length=8)]
-    dollars_per_device_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    mean_hours_between_failures_per_device: Positive | None = None
-    watts_per_device: Positive | None = None
-    host_memory_bytes_per_device: Bytes | None = None
+
+class ClusterTable(Section, ClusterFigures):
+    """A cluster file, its device and its calibration apart."""
+
+    levels: Annotated[list[LevelTable], Field(min_length=1, max_length=8, examples=[_A_LEVEL])]
 
 
 CLUSTER_EXTRA = ("device", "calibration")
 """Keys of a cluster file beside those of `ClusterTable`."""
-
-_EXAMPLES: dict[str, str] = {
-    "name": '"My machine"',
-    "source": '"datasheet of 2024-05"',
-    "memory_bytes": "85_899_345_920",
-    "memory_bytes_per_second": "3.35e12",
-    "peak_flops_per_second": "{ bf16 = 989e12 }",
-    **dict.fromkeys(PEAK_BITS, "989e12"),
-    "units": "132",
-    "unit_memory_bytes": "233_472",
-    "power_watts": "700",
-    "kernels": "{ gemm_share = 0.8 }",
-    "launch_seconds": "3e-6",
-    "host_bytes_per_second": "64e9",
-    "host_launch_seconds": "5e-6",
-    "context_bytes": "500_000_000",
-    "kind": '"switch"',
-    "devices": "8",
-    "bytes_per_second": "450e9",
-    "latency_seconds": "2e-6",
-    "dimensions": "[16, 16]",
-    "wrap_multiple": "4",
-    "part_multiple": "4",
-    "scalable": "true",
-    "levels": 'a table [[levels]] with name = "nvlink", kind = "switch", devices = 8, ...',
-    "dollars_per_device_hour": "2.5",
-    "mean_hours_between_failures_per_device": "50_000",
-    "watts_per_device": "1275",
-    "host_memory_bytes_per_device": "256_000_000_000",
-}
 
 Table = TypeVar("Table", DeviceTable, ClusterTable)
 
@@ -157,12 +60,11 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
         fields = LevelTable if location[0] == "levels" else kind
         allowed = sorted([*fields.model_fields, *(extra if len(location) == 1 else ())])
         return unknown_key(shortened(key), last, allowed)
-    example = _EXAMPLES.get(last) or (_EXAMPLES[str(location[0])] if location else "")
+    example = _EXAMPLES.get(last) or _example(kind, location[0], last)
     if "[key]" in item["loc"]:
         if location[-2] == "kernels":
-            constants = get_args(KernelConstant)
-            hint = did_you_mean(last, constants)
-            return f"unknown constant {shortened(key)}; {hint}allowed: {', '.join(constants)}; for example gemm_share = 0.8"
+            hint = did_you_mean(last, KERNEL_CONSTANTS)
+            return f"unknown constant {shortened(key)}; {hint}allowed: {', '.join(KERNEL_CONSTANTS)}; for example gemm_share = 0.8"
         hint = did_you_mean(last, PEAK_BITS)
         return (
             f"unknown number format {shortened(key)}; {hint}allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"
@@ -171,6 +73,17 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
         return f"key {key!r} is missing; for example {last} = {example}"
     message = lower_first(item["msg"].removeprefix("Value error, "))
     return f"{key} = {shortened(item['input'])}: {message}; a value that works: {example}"
+
+
+_EXAMPLES = {**dict.fromkeys(PEAK_BITS, "989e12"), "launch_seconds": "3e-6"}
+"""Values that work of keys that no table describes."""
+
+
+def _example(kind: type[Section], first: str, last: str) -> str:
+    """A value that works of a key, or of the table that it is in. `first`: the key of the file."""
+    table = LevelTable if first == "levels" and last in LevelTable.model_fields else kind
+    field = table.model_fields.get(last) or kind.model_fields[first]
+    return str((field.examples or ["another"])[0])
 
 
 def check_levels(levels: list[LevelTable], where: str) -> None:

@@ -1,10 +1,13 @@
-"""Devices, interconnect levels and clusters: figures with units, and the peak of a number format."""
+"""Devices, interconnect levels and clusters: figures with units and bounds, as files state them, and peaks of number formats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from fourfold.config.errors import UserError
+from fourfold.config.schema import GemmRecipeName
 
 PEAK_BITS: dict[str, int] = {"fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp4": 4}
 """Number formats that a device may state a peak for, with the bits that one operand takes in memory."""
@@ -19,7 +22,14 @@ _NEXT: dict[str, tuple[str, ...]] = {
     "fp64": (),
 }
 """Formats that stand in where a device does not state one, nearest first."""
-
+KERNEL_CONSTANTS = (
+    "gemm_share", "gemm_half_tiles", "gemm_half_inner", "gemm_full_rows", "low_share", "attention_share",
+    "attention_backward_share", "attention_half_keys", "attention_half_width", "attention_half_blocks", "memory_share",
+    "launch_seconds",
+)  # fmt: skip
+"""Constants of `cost.kernels.Kernels` that a measured device states."""
+MAX_DEVICES = 1_000_000
+"""Most devices of a cluster: ten times the largest that is known."""
 
 PCIE_4 = 32e9
 """Bytes a second of a PCIe 4 x16, in one direction."""
@@ -27,11 +37,43 @@ HOST_LINK_SHARE = 0.78
 """Share of a link's rate that copies from and to pinned memory reach: some 25 of 32 GB/s of a PCIe 4 x16."""
 
 
-@dataclass(frozen=True)
-class Device:
-    """One accelerator, as its maker states it.
+def _integer(value: Any) -> Any:
+    """8e10 is as good a number of bytes as 80000000000."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
-    `key`: the file's stem, as in `"h100-sxm"`. `source`: where the figures are from; "from memory" marks what was not read there.
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str) and not all(c.isprintable() or c == "\n" for c in value):
+        raise ValueError("text should have no control characters")
+    return value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200, examples=['"My machine"']), BeforeValidator(_shown)]
+Source = Annotated[
+    str, Field(min_length=1, max_length=4000, examples=['"datasheet of 2024-05"']), BeforeValidator(_shown)
+]
+Size = Annotated[int, BeforeValidator(_integer)]
+Bytes = Annotated[Size, Field(ge=1_000_000, le=10**15)]
+Rate = Annotated[float, Field(ge=1e3, le=1e18)]
+Flops = Annotated[float, Field(ge=1e6, le=1e21)]
+Devices = Annotated[Size, Field(ge=1, le=MAX_DEVICES, examples=["8"])]
+Positive = Annotated[float, Field(ge=1e-3, le=1e12)]
+Constant = Annotated[float, Field(ge=1e-9, le=1e5)]
+Extent = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+Format = Annotated[str, Field(pattern=f"^({'|'.join(PEAK_BITS)})$")]
+KernelConstant = Annotated[str, Field(pattern=f"^({'|'.join(KERNEL_CONSTANTS)})$")]
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    key: str
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """The keys of a device's file: one accelerator, as its maker states it.
+
+    `source`: where the figures are from; "from memory" marks what was not read there.
 
     `memory_bytes`: the capacity on the label. Makers of accelerators write GB for 2**30 bytes, and so is it read here: "80 GB" is
     80 x 2**30. A framework can allocate some 0.5 to 3 % less; that belongs to the framework's overhead, not to the device.
@@ -53,20 +95,28 @@ class Device:
     place of fitted ones, shares of these peaks. `host_launch_seconds`: of the host, to start a kernel. `context_bytes`: memory that
     a process takes beside its tensors."""
 
-    key: str
-    name: str
-    source: str
-    memory_bytes: int
-    memory_bytes_per_second: float
-    peak_flops_per_second: Mapping[str, float] = field(hash=False)
-    units: int | None = None
-    unit_memory_bytes: int | None = None
-    power_watts: float | None = None
-    gemm_recipes: Sequence[str] | None = field(default=None, hash=False)
-    host_bytes_per_second: float | None = None
-    kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
-    host_launch_seconds: float | None = None
-    context_bytes: int | None = None
+    name: Name
+    source: Source
+    memory_bytes: Annotated[Bytes, Field(examples=["85_899_345_920"])]
+    memory_bytes_per_second: Annotated[Rate, Field(examples=["3.35e12"])]
+    peak_flops_per_second: Annotated[Mapping[Format, Flops], Field(min_length=1, examples=["{ bf16 = 989e12 }"])] = (
+        field(hash=False)
+    )
+    units: Annotated[Size | None, Field(ge=1, le=1_000_000, examples=["132"])] = None
+    unit_memory_bytes: Annotated[Size | None, Field(ge=1024, le=10**12, examples=["233_472"])] = None
+    power_watts: Annotated[Positive | None, Field(examples=["700"])] = None
+    gemm_recipes: Annotated[list[GemmRecipeName] | None, Field(examples=['["fp8"]'])] = field(default=None, hash=False)
+    host_bytes_per_second: Annotated[Rate | None, Field(examples=["64e9"])] = None
+    kernels: Annotated[
+        Mapping[KernelConstant, Constant], Field(default_factory=dict, examples=["{ gemm_share = 0.8 }"])
+    ] = field(default_factory=dict, hash=False)
+    host_launch_seconds: Annotated[float | None, Field(ge=0, le=1, examples=["5e-6"])] = None
+    context_bytes: Annotated[Size | None, Field(ge=0, le=10**12, examples=["500_000_000"])] = None
+
+
+@dataclass(frozen=True)
+class Device(DeviceFigures, _Keyed):
+    """One accelerator. `key`: its file's stem, as in `"h100-sxm"`."""
 
     @property
     def has_host_link(self) -> bool:
@@ -130,15 +180,15 @@ class Level:
     `part_multiple`: innermost level of a cluster of several blocks: a block may be used in part, by multiples of this many devices
     (an NVL72 rack by trays of 4); None: whole. `scalable`: more than `devices` can be joined in the same way (outermost level)."""
 
-    name: str
-    kind: Literal["switch", "torus", "shared"]
-    devices: int
-    bytes_per_second: float
-    latency_seconds: float
+    name: Name
+    kind: Annotated[Literal["switch", "torus", "shared"], Field(examples=['"switch"'])]
+    devices: Devices
+    bytes_per_second: Annotated[Rate, Field(examples=["450e9"])]
+    latency_seconds: Annotated[float, Field(ge=0, le=10, examples=["2e-6"])]
     dimensions: tuple[int, ...] = ()
-    wrap_multiple: int = 1
-    part_multiple: int | None = None
-    scalable: bool = False
+    wrap_multiple: Annotated[Extent, Field(examples=["4"])] = 1
+    part_multiple: Annotated[Extent | None, Field(examples=["4"])] = None
+    scalable: Annotated[bool, Field(examples=["true"])] = False
 
     @property
     def device_bytes_per_second(self) -> float:
@@ -155,30 +205,35 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterFigures:
+    """The keys of a cluster's file, its levels, device and calibration apart.
+
+    `dollars_per_device_hour`: a price, as `source` says whose. `mean_hours_between_failures_per_device`: device hours per
+    interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
+    system (hosts, fans, switches inside), at its maker's maximum. `host_memory_bytes_per_device`: its share of its host's memory.
+    None: no source states it."""
+
+    name: Name
+    source: Source
+    devices: Devices
+    dollars_per_device_hour: Annotated[float | None, Field(ge=0, le=1e6, examples=["2.5"])] = None
+    mean_hours_between_failures_per_device: Annotated[Positive | None, Field(examples=["50_000"])] = None
+    watts_per_device: Annotated[Positive | None, Field(examples=["1275"])] = None
+    host_memory_bytes_per_device: Annotated[Bytes | None, Field(examples=["256_000_000_000"])] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(ClusterFigures, _Keyed):
     """Devices of one kind and the network that joins them.
 
     `key`: the file's stem, with `:DEVICES` where another number than the file's was asked for. `levels`: innermost first,
     each of more devices than the one before; the last joins all `devices`. A cluster of one device keeps its innermost level.
 
-    `dollars_per_device_hour`: a price, as `source` says whose. `mean_hours_between_failures_per_device`: device hours per
-    interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
-    system (hosts, fans, switches inside), at its maker's maximum. `host_memory_bytes_per_device`: its share of its host's memory.
-    None: no source states it.
-
     `full_levels`: the levels of all of the file's devices, from which another number of them is cut. `calibration`: measured
     tables, as `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
 
-    key: str
-    name: str
-    source: str
     device: Device
-    devices: int
     levels: tuple[Level, ...]
-    dollars_per_device_hour: float | None = None
-    mean_hours_between_failures_per_device: float | None = None
-    watts_per_device: float | None = None
-    host_memory_bytes_per_device: int | None = None
     calibration: Mapping[str, Any] = field(default_factory=dict, hash=False)
     full_levels: tuple[Level, ...] = ()
 

@@ -7,6 +7,7 @@ the JSON document.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from inspect import get_annotations
 from math import isfinite
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -44,8 +45,9 @@ def record_of(described: type, without: Sequence[str] = (), last: Sequence[str] 
 
     def made(cls: type[T]) -> type[T]:
         named = [name for name in get_type_hints(described) if name not in (*without, *last)]
-        hints = get_type_hints(described) | cls.__annotations__
-        cls.__annotations__ = {name: hints[name] for name in dict.fromkeys((*named, *last, *cls.__annotations__))}
+        own = get_annotations(cls)
+        hints = get_type_hints(described) | own
+        cls.__annotations__ = {name: hints[name] for name in dict.fromkeys((*named, *last, *own))}
         return record(cls)
 
     return made
