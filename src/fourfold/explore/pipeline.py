@@ -26,6 +26,7 @@ from fourfold.program.instruction import Instruction
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.slots import Slots
+from fourfold.program.timeline import Timeline, timeline
 from fourfold.program.view import rank_view
 from fourfold.report.program_table import program_rows
 from fourfold.report.timeline_text import timeline_figures
@@ -217,7 +218,7 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     rank waits for, the critical path, and the activations that are live in every slot. Raises `UserError`."""
     drawn = drawn_run(setup, own)
     layout, slots, cluster = drawn.resolved.layout, drawn.slots, drawn.setup.cluster
-    found = slots.timed(_times(drawn, own, drawn.sizes))
+    found = timed(drawn, own)
     starts, ends = (np.fromiter(chain.from_iterable(each), float) for each in (found.run.starts, found.run.ends))
     waits = slots.waits(starts, ends)
     critical = np.zeros(len(ends))
@@ -247,10 +248,15 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def timed(drawn: Drawn, own: Mapping[str, Any]) -> Timeline:
+    """The timeline of a run, for times that are set or those of the cluster."""
+    return timeline(drawn.slots.orders, drawn.slots.stage_ranks, _times(drawn, own, drawn.sizes))
+
+
 def trace_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     """The timeline as a trace for Perfetto. Raises `UserError`."""
     drawn = drawn_run(setup, own)
-    return timeline_trace(drawn.slots.timed(_times(drawn, own, drawn.sizes)), drawn.resolved.layout.schedule)
+    return timeline_trace(timed(drawn, own), drawn.resolved.layout.schedule)
 
 
 def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fourfold.program.fault import Fault
 from fourfold.program.instruction import Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
+from fourfold.program.schedule.execution import walk
 
 Group = tuple[int, ...]
 Groups = dict[tuple[int, str], Group]
@@ -158,8 +159,7 @@ def _check_deadlock(
         for place, group, position in collectives:
             waits += [(place, each, joins[each].entered[group][position]) for each in group if each != rank]
         states[rank] = _Rank(sorted(waits), len(programs[rank].instructions))
-    while sum(_advances(state, states) for state in states.values()):
-        pass
+    walk([*states.values()], lambda state: _advances(state, states))
     return [
         Fault.at(rank, programs[rank], state.at, "waits for ever: its peers never enter", "pair it with its peers")
         for rank, state in states.items()

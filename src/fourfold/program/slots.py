@@ -1,4 +1,4 @@
-"""The slots of a pipeline as columns of numbers: what each comes after, and when it runs under any times of the stages."""
+"""The slots of a pipeline as columns of numbers: what each comes after and waits for, and the chain that ends with the step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from fourfold.program.instruction import Op
 from fourfold.program.schedule import Compute, StageTimes
 from fourfold.program.schedule.compute import SCHEDULED_OPS
-from fourfold.program.schedule.execution import Execution
-from fourfold.program.timeline import Timeline, timeline
 
 Integers = NDArray[np.int64]
 Numbers = NDArray[np.float64]
@@ -23,8 +21,7 @@ class Slots:
     """A slot is an entry of a rank's order; slots are counted over all ranks, those of rank r from `first[r]` to `first[r + 1]`.
 
     By slot: `operation` (its place in `SCHEDULED_OPS`), `stage`, `microbatch`; `before`, the rank's slot before it; `need`, the
-    slot of any rank whose output comes last of those that it takes; `crosses`, whether from another rank. -1: none.
-    `sequence`: all slots, each after those that it needs.
+    slot of any rank whose output comes last of those that it takes. -1: none.
     """
 
     orders: Sequence[Sequence[Compute]]
@@ -35,12 +32,10 @@ class Slots:
     microbatch: Integers
     before: Integers
     need: Integers
-    crosses: NDArray[np.bool_]
-    sequence: Integers
 
     @classmethod
     def of(cls, orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> Self:
-        """Raises `UserError` where the orders deadlock."""
+        """`orders`: of every rank."""
         num_stages = len(stage_ranks)
         first = tuple(np.cumsum([0, *map(len, orders)]).tolist())
         places = {op: place for place, op in enumerate(SCHEDULED_OPS)}
@@ -57,40 +52,10 @@ class Slots:
         last = (backward | inputs) & (stage == num_stages - 1)
         kind = np.where(forward | last, 0, 1)
         source = np.where(weights | last, stage, np.where(forward, stage - 1, stage + 1))
-        ranks = np.array([*stage_ranks, -1])
-        # alike and positive times: what a slot needs starts before it
-        alike = timeline(orders, stage_ranks, StageTimes.uniform(num_stages)).run
         return cls(
             orders, tuple(stage_ranks), first, operation, stage, microbatch, before,
             need=makers[kind, source, microbatch],
-            crosses=ranks[source] != ranks[stage],
-            sequence=np.argsort(np.fromiter(chain.from_iterable(alike.starts), float, len(ops)), kind="stable"),
         )  # fmt: skip
-
-    def timed(self, times: StageTimes) -> Timeline:
-        """The timeline of these orders, as `program.timeline.timeline` has it."""
-        durations = self.by_slot(times.durations())
-        late = np.where(self.crosses, times.transfer, 0.0)
-        # what needs nothing needs a slot past the last, which ends at 0
-        order, count = self.sequence, len(self.sequence)
-        starts, ends = [0.0] * (count + 1), [0.0] * (count + 1)
-        columns = (order, self.before[order], self.need[order], late[order], durations[order])
-        for slot, before, need, crossing, duration in zip(*(column.tolist() for column in columns), strict=True):
-            free, arrived = ends[before], ends[need] + crossing
-            starts[slot] = start = arrived if arrived > free and need >= 0 else free
-            ends[slot] = start + duration
-        return Timeline(
-            orders=self.orders,
-            run=Execution(self.rows(starts), self.rows(ends)),
-            stage_ranks=self.stage_ranks,
-            busy=tuple(map(sum, self.rows(durations.tolist()))),
-            peak_activations=tuple(float(levels.max()) for levels in self.activation_levels(times)),
-            transfer_time=times.transfer,
-        )
-
-    def rows(self, column: list[float]) -> list[list[float]]:
-        """A column by rank."""
-        return [column[begin:end] for begin, end in pairwise(self.first)]
 
     def by_slot(self, numbers: dict[Op, tuple[float, ...]]) -> Numbers:
         """A number of every operation and stage, by slot."""

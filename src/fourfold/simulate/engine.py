@@ -14,12 +14,12 @@ Where ranks share the cores of one machine, a stage computes faster while others
 all pipeline ranks, and each computes at the pace that was measured for as many ranks as compute at that moment.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
 from fourfold.program.instruction import Op
 from fourfold.program.launches import launches_beside, waits_of_host
 from fourfold.program.pattern import Pattern
+from fourfold.program.schedule.execution import walk
 from fourfold.program.view import RankView
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.state import Rank, SimulationState, Times
@@ -73,25 +73,17 @@ class HostStream:
 def simulate_times(state: SimulationState, hosts: Sequence[HostStream] = ()) -> Times:
     """Runs the programs of all pipeline ranks to their end. `hosts`: of every rank, where they are known apart from passes. Raises
     `UserError` where they wait for each other for ever."""
-    ready = deque(state.ranks)
-    idle = 0
-    while ready:
-        rank = ready.popleft()
-        before = rank.at
-        _advance(rank, state, hosts[rank.index] if hosts else None)
-        if rank.at < len(rank.steps):
-            ready.append(rank)
-        idle = idle + 1 if rank.at == before else 0
-        if idle > len(ready) + 1:
-            raise state.deadlock()
+    walk(state.ranks, lambda rank: _advance(rank, state, hosts[rank.index] if hosts else None))
+    if any(rank.at < len(rank.steps) for rank in state.ranks):
+        raise state.deadlock()
     return state.times()
 
 
-def _advance(rank: Rank, state: SimulationState, host: HostStream | None) -> None:
-    """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them, and
-    collectives of a pass what they share of the network."""
+def _advance(rank: Rank, state: SimulationState, host: HostStream | None) -> bool:
+    """Runs the rank until it must wait for another. Returns whether it ran any instruction. Kernels lose `contention` of the time
+    that a collective runs beside them, and collectives of a pass what they share of the network."""
     steps, contention, take = rank.steps, state.prices.software.contention, state.take
-    starts, ends, number = rank.times.starts, rank.times.ends, len(steps)
+    starts, ends, number, before = rank.times.starts, rank.times.ends, len(steps), rank.at
     while rank.at < number:
         turn = rank.now
         if host is not None:
@@ -100,7 +92,7 @@ def _advance(rank: Rank, state: SimulationState, host: HostStream | None) -> Non
         seconds = take(rank)
         if seconds is None:
             rank.now = turn
-            return
+            break
         if seconds:
             beside = rank.in_flight - start
             if beside > 0 and (pattern := steps[rank.at][0]).op.is_compute:
@@ -112,6 +104,7 @@ def _advance(rank: Rank, state: SimulationState, host: HostStream | None) -> Non
         starts.append(turn)
         ends.append(rank.now)
         rank.at += 1
+    return rank.at > before
 
 
 class _Cores:
@@ -129,8 +122,7 @@ class _Cores:
 
     def run(self) -> Times:
         while True:
-            while any(self._go(rank) for rank in self.ranks):
-                pass
+            walk(self.ranks, self._go)
             if all(rank.at == len(rank.steps) for rank in self.ranks):
                 break
             self._pass(self._until_next())

@@ -16,7 +16,7 @@ from fourfold.program.instruction import Op
 from fourfold.program.overlap.parts import in_parts
 from fourfold.program.pattern import Step
 from fourfold.program.schedule import Compute, Orders, find_schedule
-from fourfold.program.schedule.execution import needs
+from fourfold.program.schedule.execution import needs, walk
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap
 from fourfold.program.view import RankView
@@ -67,20 +67,24 @@ def placed_units(units: Units, num_stages: int) -> tuple[Units, list[list[int]]]
         needed = [ends.get(each) for entry in unit for each in needs(entry, num_stages)]
         return None if None in needed else max([0.0, *(each for each in needed if each is not None)])
 
+    def advance(rank: int) -> bool:
+        """Places the rank's next units, until one needs what is not there. Whether there were any."""
+        row, done = left[rank], placed[rank]
+        before = len(done)
+        while row and (arrived := arrival(row[0])) is not None:
+            unit = row.popleft()
+            free = ends[_result(done[-1][1][-1])] if done else 0.0
+            end = max(free, arrived) + sum(_SECONDS[entry.op] for entry in unit)
+            ends.update((_result(entry), end) for entry in unit)
+            done.append((max(free, arrived), unit))
+        return len(done) > before
+
+    walk(range(len(left)), advance)
     while any(left):
-        moved = False
-        for rank, row in enumerate(left):
-            while row and (arrived := arrival(row[0])) is not None:
-                unit, done = row.popleft(), placed[rank]
-                free = ends[_result(done[-1][1][-1])] if done else 0.0
-                end = max(free, arrived) + sum(_SECONDS[entry.op] for entry in unit)
-                ends.update((_result(entry), end) for entry in unit)
-                done.append((max(free, arrived), unit))
-                moved = True
-        if not moved:
-            row = next(row for row in left if row and len(row[0]) > 1 and arrival(row[0][:1]) is not None)
-            first, second = row.popleft()
-            row.extendleft(((second,), (first,)))
+        row = next(row for row in left if row and len(row[0]) > 1 and arrival(row[0][:1]) is not None)
+        first, second = row.popleft()
+        row.extendleft(((second,), (first,)))
+        walk(range(len(left)), advance)
     flat = sorted((start, rank, index) for rank, row in enumerate(placed) for index, (start, _) in enumerate(row))
     places = [[0] * len(row) for row in placed]
     for place, (_, rank, index) in enumerate(flat):

@@ -1,13 +1,16 @@
 """Runs compute orders on paper: every entry starts as soon as its rank is free and what it needs is there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import itemgetter
+from typing import TypeVar
 
 from fourfold.program.instruction import Op
 from fourfold.program.schedule.compute import Compute
 from fourfold.program.schedule.times import StageTimes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,15 @@ def needs(compute: Compute, num_stages: int) -> list[Compute]:
     return [*own, Compute(Op.BACKWARD_INPUT, stage + 1, m)] if stage + 1 < num_stages else own
 
 
+def walk(turns: Sequence[T], go: Callable[[T], bool]) -> None:
+    """Lets the ranks of a pipeline go on, one after the other and each until it must wait for others, to when none can. `turns`: of
+    a round, every rank in one or more. `go`: whether the rank moved."""
+    while sum([go(rank) for rank in turns]):
+        pass
+
+
 def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], times: StageTimes) -> Execution:
-    """Times when all begins as soon as it can; in time linear in the number of entries."""
+    """Times when all begins as soon as it can."""
     num_stages = len(stage_ranks)
     row = 1 + max((max(map(itemgetter(2), order)) for order in orders if order), default=0)
     gradients, last = num_stages * row, num_stages - 1
@@ -46,13 +56,11 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
     forward_op, input_op, weight_op = Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
-    waiting: dict[int, list[int]] = {}
-    runnable = list(range(len(orders)))
-    while runnable:
-        rank = runnable.pop()
+
+    def go(rank: int) -> bool:
         order, rank_starts, rank_ends = orders[rank], starts[rank], ends[rank]
-        free = rank_ends[-1] if rank_ends else 0.0
-        for index in range(len(rank_starts), len(order)):
+        free, begun = rank_ends[-1] if rank_ends else 0.0, len(rank_starts)
+        for index in range(begun, len(order)):
             op, stage, m = order[index]
             at = stage * row + m
             if op is forward_op:
@@ -67,7 +75,6 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
             if need >= 0:
                 arrived = done[need]
                 if arrived is None:
-                    waiting.setdefault(need, []).append(rank)
                     break
                 if arrived + crossing > free:
                     start = arrived + crossing
@@ -76,8 +83,10 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
             rank_ends.append(free)
             if out >= 0:
                 done[out] = free
-                if out in waiting:
-                    runnable += waiting.pop(out)
+        return len(rank_starts) > begun
+
+    there = range(len(orders))  # as activations go, and back as gradients do: few rounds, whatever the orders
+    walk([*there, *reversed(there)], go)
     return Execution(starts, ends)
 
 
