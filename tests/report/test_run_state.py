@@ -7,11 +7,15 @@ import time
 import pytest
 from rich.console import Console
 
+from fourfold.api.run_feed import RunFeed
+from fourfold.config import RunConfig
+from fourfold.launch.run_folder import RunFolder
 from fourfold.report.display import PlainDisplay, render
 from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_files import Follower
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
+from fourfold.results.record import document
 
 INFO = {"model": "llama, 3 M parameters", "layout": "2 ranks: dp_shard 2, ZeRO-3", "num_steps": 1000}
 
@@ -193,3 +197,33 @@ def test_figures_and_their_names_are_not_cut(tmp_path, width: int) -> None:
     ):
         assert f" {name} " in text
     assert ("▁" in text) == (width > 100)
+
+
+def test_both_displays_of_a_run_read_one_record(tmp_path) -> None:
+    """The terminal's figures and the page's are the same, also of steps that were trained again and of rows that no run writes."""
+    config = RunConfig.model_validate({"batch": {"global_sequences": 2, "sequence_length": 8, "steps": 20}})
+    folder = RunFolder(tmp_path)
+    folder.write(config, {})
+    steps = [*range(9), *range(5, 12)]
+    rows = [
+        {"step": step, "loss": round(4.0 - step / 10, 6), "step_seconds": 2.0, "memory_copy_seconds": 0.25}
+        for step in steps
+    ]
+    odd = [{"step": -1, "loss": 1.0}, {"step": 12, "loss": "none", "step_seconds": -3.0}, {"loss": 9.0}]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *odd]))
+    begun = time.time() - 100
+    events = [{"event": "launch", "time": begun}, {"event": "start", "step": 0, "time": begun + 10}]
+    events += [{"event": "finish", "step": 12, "time": begun + 60}]
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    terminal, feed = state(tmp_path, num_steps=20), RunFeed(tmp_path)
+    assert terminal.refresh()
+    assert not terminal.refresh()
+    feed.refresh()
+    shown = feed.document()
+    assert shown["step"] == terminal.step == 13
+    assert shown["curves"]["loss"]["values"] == terminal.losses == [round(4.0 - step / 10, 6) for step in range(12)]
+    assert shown["goodput"] == document(terminal.goodput.record())
+    assert terminal.goodput.kept_seconds == 24.0
+    assert terminal.goodput.seconds["saving"] == 3.0
+    assert terminal.seconds_left == 2.0 * 7
+    assert min(shown["latest"].values()) >= 0

@@ -9,7 +9,7 @@ from typing import Any
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
 from fourfold.config.remote_path import is_remote
 from fourfold.config.run_file import apply_override, require_trust
-from fourfold.config.run_rows import read_rows
+from fourfold.config.run_rows import step_rows
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.resolve import resolve_run
@@ -140,7 +140,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
     if folder is None:
         raise UserError(f"{found.path}: lies in no run's folder, which knows the data; name the run's folder")
     end = min(found.step + steps, num_steps(config))
-    recorded = {row["step"]: row for row in read_rows(folder.metrics) if row.get("step") is not None}
+    recorded = step_rows(folder.metrics)
     wanted = [step for step in range(found.step, end) if step in recorded]
     if steps < 1 or not wanted:
         raise UserError(
@@ -159,7 +159,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
         outcome = supervise(scratch, ranks, threads_per_rank(config, ranks), FaultsSection(attempts=1))
         if outcome.message:
             raise RunFailure(f"the replay failed: {outcome.message}")
-        again = {row["step"]: row for row in read_rows(scratch.metrics) if row.get("step") is not None}
+        again = step_rows(scratch.metrics)
         if wanted[-1] not in again:
             raise RunFailure(f"the replay stopped before step {wanted[-1]}; try again")
         different = [

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fourfold.config import RunConfig, UserError, num_steps
@@ -15,7 +14,7 @@ from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
 from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.run_files import Follower, StepMetrics, check_files, rounded
+from fourfold.report.run_files import RunRecord, check_files, rounded
 from fourfold.report.run_state import describe_event
 from fourfold.results.comparison import Comparison
 from fourfold.results.goodput import goodput
@@ -27,15 +26,13 @@ from fourfold.supervise.blame import Blame, Sighting
 from fourfold.supervise.doctor import process_states
 from fourfold.train.measured import FOLDER
 
-_BLOCK_BYTES = 8 * 2**20
-_RECENT_STEPS = 20
 _KEPT_EVENTS, _SHOWN_EVENTS, _SHOWN_TEXT = 50_000, 2_000, 2_000
 _SHOWN_RANKS = 1024
 _NUMBERS = ("time", "seconds", "held_seconds", "stood_still_seconds", "validation_loss", "ratio", "peak_flops")
 _ENDS = {"finish": "finished", "stop": "stopped", "failure": "failed"}
 
 
-class RunFeed:
+class RunFeed(RunRecord):
     """Follows a run's folder. `trust`: its run file may name Python code, which is then imported to name instructions.
 
     Ranks stand at instructions without a name until `prepare` has compiled the programs: that of a long pipeline takes seconds.
@@ -43,31 +40,15 @@ class RunFeed:
 
     def __init__(self, path: Path, trust: bool = False) -> None:
         self._folder, self._trust = RunFolder(path), trust
-        self._metrics_file, self._events_file = Follower(self._folder.metrics), Follower(self._folder.events)
+        super().__init__(self._folder, _clean, _KEPT_EVENTS)
         self._read_of, self._problem = -1.0, ""
         self._resolved: ResolvedRun | None = None
         self._blame: Blame | None = None
-        self.metrics, self.events = StepMetrics(), list[dict[str, Any]]()
 
-    def refresh(self) -> None:
-        """Reads what is new. Raises `UserError` where the folder holds files that no run leaves."""
+    def refresh(self) -> bool:
+        """Reads what is new; whether there was anything. Raises `UserError` where the folder holds files that no run leaves."""
         check_files(self._folder.path)
-        while True:
-            rows = self._metrics_file.read(_BLOCK_BYTES)
-            if self._metrics_file.restarted:
-                self.metrics = StepMetrics()
-            for row in rows:
-                self.metrics.add(row)
-            if not self._metrics_file.more:
-                break
-        while True:
-            events = self._events_file.read(_BLOCK_BYTES)
-            if self._events_file.restarted:
-                self.events.clear()
-            self.events += map(_clean, events)
-            if not self._events_file.more:
-                break
-        del self.events[:-_KEPT_EVENTS]
+        return super().refresh()
 
     def prepare(self) -> None:
         """Compiles the run's programs, where that is not done. Another thread may ask for documents meanwhile."""
@@ -96,13 +77,7 @@ class RunFeed:
         alive = any(rank.state not in ("", "Z") for rank in ranks)
         steps = num_steps(config)
         end = metrics.last_step if last is None else last
-        seconds = metrics.latest("step_seconds", _RECENT_STEPS)
-        columns = metrics.columns.get("step_seconds")
-        rows = () if columns is None else zip(columns.steps, columns.values, strict=True)
-        spent = goodput(
-            self.events, ({"step": step, "step_seconds": each} for step, each in rows), now if alive else 0.0
-        )
-        left = steps - metrics.last_step - 1
+        spent = goodput(self.events, metrics.step_times(), now if alive else 0.0)
         found = RunDocument(
             name=Path(os.path.realpath(self._folder.path)).name,
             folder=str(self._folder.path),
@@ -112,7 +87,7 @@ class RunFeed:
             step=metrics.last_step + 1,
             alive=alive,
             state=self._state(alive),
-            seconds_left=median(seconds) * left if seconds and left > 0 and alive else None,
+            seconds_left=(metrics.seconds_left(steps) or None) if alive else None,
             now=now,
             measured_time=_newest(self._folder.path / FOLDER),
             latest={key: rounded(column.values[-1]) for key, column in metrics.columns.items() if column.values},

@@ -14,6 +14,7 @@ from fourfold.api.run_feed import run_documents
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
+from fourfold.config.run_rows import step_rows
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.layouts_by_ranks import RunSizes
@@ -121,7 +122,7 @@ def train(asked: TrainOptions) -> TrainResult:
     return TrainResult(
         folder.path,
         folder.require_config(trust=True),
-        tuple(end.state.rows.values()),
+        tuple(step_rows(folder.metrics).values()),
         tuple(end.state.events),
         loss[0] if loss is not None else None,
         write_report(folder),

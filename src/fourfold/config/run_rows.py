@@ -26,6 +26,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     return map(clean_row, read_jsonl(path))
 
 
+def step_rows(path: Path) -> dict[int, dict[str, Any]]:
+    """The newest row of every step, by step, of a file of metrics."""
+    return {row["step"]: row for row in read_rows(path) if row.get("step") is not None}
+
+
 def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row without what no run writes: a step that is no count, a time that no clock shows, a quantity that is no finite number
     or is negative. `comm_bytes` has numbers by axes. Whatever else there is stays."""
@@ -44,10 +49,17 @@ def _clean(key: str, value: Any) -> Any:
         return None
     if key not in _NUMBERS and not key.endswith(_ENDINGS):
         return value
+    number = quantity(key, value)
+    return None if number is None or (key == "time" and number > _LATEST) else value
+
+
+def quantity(key: str, value: Any) -> float | None:
+    """A number that a run may state under a key: finite, and not negative where it is a count, a time or a size. None for anything
+    else."""
     number = finite_number(value)
-    if number is None or (number < 0 and key not in _SIGNED) or (key == "time" and number > _LATEST):
+    if number is not None and number < 0 and key not in _SIGNED and (key in _NUMBERS or key.endswith(_ENDINGS)):
         return None
-    return value
+    return number
 
 
 def finite_number(value: Any) -> float | None:

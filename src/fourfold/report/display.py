@@ -189,11 +189,11 @@ def render(state: RunState, width: int, spinner: RenderableType = "") -> Rendera
 
 
 def _progress(state: RunState, spinner: RenderableType) -> RenderableType:
-    if not state.rows or (state.step >= state.info.num_steps and not state.finish):
+    if not state.step or (state.step >= state.info.num_steps and not state.finish):
         doing = describe_event(state.new_events[-1]) if state.new_events else "starting the ranks"
         row = Table.grid(padding=(0, 1))
         row.add_row(spinner, Text(doing))
-        if not state.rows:
+        if not state.step:
             return row
     else:
         row = None

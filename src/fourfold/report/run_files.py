@@ -4,17 +4,21 @@ import os
 import stat
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fourfold.config import UserError
 from fourfold.config.json_lines import json_object
-from fourfold.config.run_rows import MOST_STEP, finite_number
-from fourfold.launch.run_folder import DATA_FILE, EVENTS, METRICS, RUN_FILE
+from fourfold.config.run_rows import MOST_STEP, clean_row, quantity
+from fourfold.launch.run_folder import DATA_FILE, EVENTS, METRICS, RUN_FILE, RunFolder
 from fourfold.runtime.progress import FILES
 from fourfold.train.measured import FOLDER
 
+_BLOCK_BYTES = 8 * 2**20
+RECENT_STEPS = 20
+"""Steps that a pace is taken over, so that one slow step does not make it jump."""
 _SMALL, _LARGE = 64 * 2**20, 4 * 2**30
 _MOST_BYTES = {RUN_FILE: _SMALL, DATA_FILE: _SMALL, METRICS: _LARGE, EVENTS: _LARGE}
 
@@ -89,6 +93,12 @@ class Follower:
             lines, self._in_long_line = lines[1:], False
         return [row for line in lines if (row := json_object(line)) is not None]
 
+    def blocks(self) -> Iterator[list[dict[str, Any]]]:
+        """New rows, as `read` gives them, block by block to the end of the file."""
+        yield self.read(_BLOCK_BYTES)
+        while self.more:
+            yield self.read(_BLOCK_BYTES)
+
     def _check_same(self, file: Any) -> None:
         inode = self._path.stat().st_ino
         size = file.seek(0, 2)
@@ -140,19 +150,20 @@ class StepMetrics:
 
     def __init__(self) -> None:
         self.columns: dict[str, Column] = {}
+        self.last_row: Mapping[str, Any] = {}
         self.last_step = -1
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Takes a row; what is no finite number is left out."""
+        """Takes a row; what is no number that a run states is left out."""
         step = row.get("step")
         if type(step) is not int or not 0 <= step < MOST_STEP:
             return
         if step <= self.last_step:
             for column in self.columns.values():
                 column.forget_from(step)
-        self.last_step = step
+        self.last_row, self.last_step = row, step
         for key, value in row.items():
-            number = finite_number(value)
+            number = quantity(key, value)
             if number is None or key == "step":
                 continue
             if key not in self.columns:
@@ -163,8 +174,20 @@ class StepMetrics:
             column.steps.append(step)
             column.values.append(number)
 
+    def step_times(self) -> Iterator[dict[str, Any]]:
+        """Seconds of every step and of its copy to memory, as `results.goodput` takes them."""
+        copies, times = (self.columns.get(key, Column()) for key in ("memory_copy_seconds", "step_seconds"))
+        copied = dict(zip(copies.steps, copies.values, strict=True))
+        for step, seconds in zip(times.steps, times.values, strict=True):
+            yield {"step": step, "step_seconds": seconds, "memory_copy_seconds": copied.get(step)}
+
+    def seconds_left(self, num_steps: int) -> float | None:
+        """Time that the remaining steps take at the recent pace, evaluations and saves not counted."""
+        seconds, left = self.latest("step_seconds", RECENT_STEPS), num_steps - self.last_step - 1
+        return median(seconds) * left if seconds and left >= 0 else None
+
     def latest(self, key: str, count: int = 1) -> list[float]:
-        """The newest values of a column."""
+        """The newest values of a column; 0: all."""
         return list(self.columns[key].values[-count:]) if key in self.columns else []
 
     def table(self) -> dict[str, Any]:
@@ -175,6 +198,38 @@ class StepMetrics:
             values = dict(zip(column.steps, column.values, strict=True))
             found[key] = [None if (value := values.get(step)) is None else rounded(value) for step in steps]
         return {"steps": steps, "columns": found}
+
+
+class RunRecord:
+    """The metrics and events of a run's folder, followed while the run trains: what is new is read, nothing twice. `event`: what is
+    kept of an event; `most_events`: how many of the newest are."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        event: Callable[[Mapping[str, Any]], dict[str, Any]] = clean_row,
+        most_events: int = 2**62,
+    ) -> None:
+        self._metrics_file, self._events_file = Follower(folder.metrics), Follower(folder.events)
+        self._event, self._most_events = event, most_events
+        self.metrics, self.events = StepMetrics(), list[dict[str, Any]]()
+
+    def refresh(self) -> bool:
+        """Reads what is new; whether there was anything."""
+        found = False
+        for rows in self._metrics_file.blocks():
+            if self._metrics_file.restarted:
+                self.metrics = StepMetrics()
+            for row in rows:
+                self.metrics.add(row)
+            found |= bool(rows)
+        for events in self._events_file.blocks():
+            if self._events_file.restarted:
+                self.events.clear()
+            self.events += map(self._event, events)
+            del self.events[: -self._most_events]
+            found |= bool(events)
+        return found
 
 
 def rounded(value: float) -> float:

@@ -4,16 +4,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fourfold.config.run_rows import clean_row
+from fourfold.launch.run_folder import RunFolder
 from fourfold.plain_text import plain
-from fourfold.report.run_files import Follower
+from fourfold.report.run_files import RECENT_STEPS, RunRecord
 from fourfold.report.units import format_flops
 from fourfold.results.goodput import MeasuredGoodput, goodput
-
-_RATE_STEPS = 20
 
 
 @dataclass(frozen=True)
@@ -32,43 +30,34 @@ class RunInfo:
 
 @dataclass
 class RunState:
-    """Metrics by step (a step that was trained again counts once), and events in order."""
+    """A run, and its record so far. `begun`: when this launch did, in Unix time."""
 
     info: RunInfo
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
     begun: float = field(default_factory=time.time)
     notice: str = ""
-    _metrics: Follower = field(init=False)
-    _events: Follower = field(init=False)
+    record: RunRecord = field(init=False)
 
     def __post_init__(self) -> None:
-        self._metrics = Follower(self.info.folder / "metrics.jsonl")
-        self._events = Follower(self.info.folder / "events.jsonl")
+        self.record = RunRecord(RunFolder(self.info.folder))
 
     def refresh(self) -> bool:
         """Reads what is new; whether there was anything."""
-        rows, events = [list(map(clean_row, each.read())) for each in (self._metrics, self._events)]
-        if self._metrics.restarted:
-            self.rows.clear()
-        if self._events.restarted:
-            self.events.clear()
-        for row in rows:
-            if row.get("step") is not None:
-                self.rows.pop(row["step"], None)
-                self.rows[row["step"]] = row
-        self.events += events
-        return bool(rows or events)
+        return self.record.refresh()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Events of all launches, in order."""
+        return self.record.events
 
     @property
     def last(self) -> Mapping[str, Any]:
         """The newest metrics; empty before the first step."""
-        return next(reversed(self.rows.values())) if self.rows else {}
+        return clean_row(self.record.metrics.last_row)
 
     @property
     def step(self) -> int:
         """Steps completed: metrics count steps from 0."""
-        return int(self.last["step"]) + 1 if self.rows else 0
+        return self.record.metrics.last_step + 1
 
     @property
     def new_events(self) -> list[dict[str, Any]]:
@@ -77,7 +66,7 @@ class RunState:
 
     @property
     def losses(self) -> list[float]:
-        return [loss for row in self.rows.values() if (loss := _number(row.get("loss"))) is not None]
+        return self.record.metrics.latest("loss", 0)
 
     @property
     def validation(self) -> tuple[float, int] | None:
@@ -87,18 +76,14 @@ class RunState:
                 loss = _number(event.get("validation_loss"))
                 if loss is not None:
                     return loss, int(event.get("step") or self.step)
-        for row in reversed(self.rows.values()):
-            loss = _number(row.get("validation_loss"))
-            if loss is not None:
-                return loss, int(row["step"]) + 1
-        return None
+        column = self.record.metrics.columns.get("validation_loss")
+        return (column.values[-1], column.steps[-1] + 1) if column and column.steps else None
 
     @property
     def tokens_per_second(self) -> float | None:
         """Over the last steps together, so that one slow step does not make the display jump."""
-        recent = list(self.rows.values())[-_RATE_STEPS:]
-        pairs = [(_number(row.get("tokens_per_second")), _number(row.get("step_seconds"))) for row in recent]
-        known = [(rate, seconds) for rate, seconds in pairs if rate is not None and seconds]
+        rates, times = (self.record.metrics.latest(key, RECENT_STEPS) for key in ("tokens_per_second", "step_seconds"))
+        known = [(rate, seconds) for rate, seconds in zip(rates, times, strict=False) if seconds]
         total = sum(seconds for _, seconds in known)
         return sum(rate * seconds for rate, seconds in known) / total if total else None
 
@@ -111,10 +96,7 @@ class RunState:
     @property
     def seconds_left(self) -> float | None:
         """Time that the remaining steps take at the recent pace, evaluations and saves not counted."""
-        recent = [_number(row.get("step_seconds")) for row in list(self.rows.values())[-_RATE_STEPS:]]
-        known = [seconds for seconds in recent if seconds is not None]
-        left = self.info.num_steps - self.step
-        return left * median(known) if known and left >= 0 else None
+        return self.record.metrics.seconds_left(self.info.num_steps)
 
     @property
     def finish(self) -> Mapping[str, Any]:
@@ -129,7 +111,7 @@ class RunState:
     @property
     def goodput(self) -> MeasuredGoodput:
         """Seconds of all launches so far by what they went to."""
-        return goodput(self.events, self.rows.values(), time.time())
+        return goodput(self.events, self.record.metrics.step_times(), time.time())
 
     @property
     def refused_steps(self) -> set[float]:
