@@ -23,7 +23,6 @@ SHORT = {
     "api/new_file.py": "files for `--out`, which commands and what they call write",
     "cli/data.py": "one command, one file",
     "cli/list.py": "one command, one file",
-    "config/section.py": "what the schema and the optimizers both stand on",
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
     "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",

@@ -3,7 +3,7 @@
 import importlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from fourfold.config import ModelConfig, parse_run
 from fourfold.huggingface import resolve_model, to_config
+from fourfold.huggingface.families import family_of
 from fourfold.layout import resolve_layout
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import resolve_step
@@ -42,7 +43,8 @@ def reference(table: dict[str, Any]) -> Record:
     norms, and in fp64 the routers' casts are to fp64.
     """
     model = resolve_model(parse_run(table).model)
-    modeling = importlib.import_module(f"transformers.models.{model.family}.modeling_{model.family}")
+    family = transformers_config(model)["model_type"]
+    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     norm = _ZeroCenteredRMSNorm if model.zero_centered_norm else _RMSNorm
     with pytest.MonkeyPatch.context() as patch:
         for name in [each for each in vars(modeling) if each.endswith("RMSNorm")]:
@@ -126,11 +128,17 @@ def _reference(table: dict[str, Any]) -> Record:
     return record
 
 
+def transformers_config(model: ModelConfig) -> dict[str, Any]:
+    """The config.json of a model; without the modules of multi-token prediction, which `ModulesAhead` adds to any family."""
+    without = replace(model, mtp_layers=0)
+    return to_config(replace(without, family=family_of(without)))
+
+
 def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
     """transformers' model of this shape, not yet filled."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    raw = to_config(model)
+    raw = transformers_config(model)
     config = AutoConfig.for_model(
         raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
     )
