@@ -45,6 +45,7 @@ STATED: dict[str, dict[str, Any]] = {
         "routed_scaling": 2.5,
     },
     "deepseek_v3 without a query rank": {**_SIZES, **_MLA, "num_experts": 4, "query_rank": 0},
+    "olmo2": {**_SIZES, "family": "olmo2", "num_kv_heads": 2},
     "gpt2": {**_SIZES, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**_SIZES, "family": "gpt2", "max_position": 64, "tie_embeddings": False},
 }  # fmt: skip

@@ -46,6 +46,7 @@ STATED: dict[str, dict[str, Any]] = {
     "latent and dense": {**MLA, "family": "deepseek_v3"},
     "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
+    "olmo2": {**DIMENSIONS, "family": "olmo2", "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5},
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
 }  # fmt: skip
 

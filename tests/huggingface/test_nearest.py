@@ -15,7 +15,6 @@ SIDE = "attention and feed-forward side by side as one after the other"
 GEGLU = "a gated gelu_pytorch_tanh as a gated silu"
 ROOT = "embeddings are not multiplied by the root of their width"
 PARTLY = "rotary positions of a part of each head as of all of it"
-OWN_NORMS = "norms behind attention and feed-forward stand before them, those of queries and keys are per head"
 NO_POSITIONS = "layers without positions have rotary ones"
 INPUTS = "routers scale what experts give, not what they get"
 
@@ -33,7 +32,6 @@ RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "gemma2": (sizes(42, 3584, 16, 14336, 256000, 8, head_dim=256, hidden_activation="gelu_pytorch_tanh",
                      attn_logit_softcapping=50.0, sliding_window=4096),
                (GEGLU, "norms behind attention and feed-forward are left out", "soft caps of logits are left out", ROOT), 9.24),
-    "olmo2": (sizes(40, 5120, 40, 13824, 100352), (OWN_NORMS,), 13.72),
     "olmoe": (sizes(16, 2048, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8),
               ("norms of queries and keys are per head",), 6.92),
     "granite": (sizes(40, 4096, 32, 12800, 49155, 8, tie_word_embeddings=True), (), 8.17),

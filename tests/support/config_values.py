@@ -41,6 +41,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", _MLA),
     "deepseek_v3 yarn": ("deepseek_v3", {**_MLA, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
     "gpt2": ("gpt2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 64}),
+    "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"sliding_window": None}),
 }
 """Families and keys of valid folders."""

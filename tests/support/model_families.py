@@ -6,6 +6,7 @@ Sizes are odd where they may be; layers are enough for two stages with two virtu
 from typing import Any
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "olmo2": {"family": "olmo2", "num_layers": 5, "num_kv_heads": 2},
     "qwen2": {
         "family": "qwen2",
         "num_layers": 4,

@@ -11,12 +11,17 @@ from fourfold.huggingface.families.deepseek import DEEPSEEK_V3
 from fourfold.huggingface.families.gpt2 import GPT2
 from fourfold.huggingface.families.llama import LLAMA
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
+from fourfold.huggingface.families.olmo import OLMO2
 from fourfold.huggingface.families.phi3 import PHI3
 from fourfold.huggingface.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from fourfold.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3)
+    family.name: family
+    for family in (
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3),
+        OLMO2,
+    )
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""
 SAME_AS = {"kimi_k2": "deepseek_v3"}
