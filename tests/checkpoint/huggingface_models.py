@@ -13,6 +13,7 @@ from fourfold.config import ModelConfig, ModelSection
 from fourfold.config.model_config import RopeScaling
 from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
+from tests.support.model_families import FAMILIES
 
 LLAMA = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, vocab_size=96, max_position=128
@@ -45,7 +46,7 @@ STATED: dict[str, dict[str, Any]] = {
         "routed_scaling": 2.5,
     },
     "deepseek_v3 without a query rank": {**_SIZES, **_MLA, "num_experts": 4, "query_rank": 0},
-    "olmo2": {**_SIZES, "family": "olmo2", "num_kv_heads": 2},
+    **{name: {**_SIZES, **stated} for name, stated in FAMILIES.items()},
     "gpt2": {**_SIZES, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**_SIZES, "family": "gpt2", "max_position": 64, "tie_embeddings": False},
 }  # fmt: skip

@@ -1,10 +1,11 @@
-"""Small models with experts, MLA or GPT-2's layers: as they are stated, and resolved."""
+"""Small models of families whose `config.json` says more than Llama's: as they are stated, and resolved."""
 
 from typing import Any
 
 from fourfold.config import ModelConfig, ModelSection
 from fourfold.config.model_config import YarnScaling
 from fourfold.huggingface import resolve_model
+from tests.support.model_families import FAMILIES
 
 DIMENSIONS: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": 99, "ffn_size": 56}
 MLA: dict[str, Any] = {
@@ -46,7 +47,7 @@ STATED: dict[str, dict[str, Any]] = {
     "latent and dense": {**MLA, "family": "deepseek_v3"},
     "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
-    "olmo2": {**DIMENSIONS, "family": "olmo2", "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5},
+    **{name: {**DIMENSIONS, **stated} for name, stated in FAMILIES.items()},
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
 }  # fmt: skip
 

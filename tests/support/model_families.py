@@ -1,4 +1,5 @@
-"""Small models of the families that people train, as run files state them: what is listed here gets its tests of parity.
+"""Small models of the families that people train, as run files state them: what is listed here gets its tests of parity,
+of `config.json` by transformers and back, and of weights to and from transformers.
 
 Sizes are odd where they may be; layers are enough for two stages with two virtual ones each, and for every kind of layer.
 """
@@ -6,7 +7,7 @@ Sizes are odd where they may be; layers are enough for two stages with two virtu
 from typing import Any
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "olmo2": {"family": "olmo2", "num_layers": 5, "num_kv_heads": 2},
+    "olmo2": {"family": "olmo2", "num_layers": 5, "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5},
     "qwen2": {
         "family": "qwen2",
         "num_layers": 4,

@@ -1,7 +1,7 @@
 """The families that fourfold trains, one file each, and the one that a model belongs to.
 
 To add a family: write a file with its record (`Family`), list it in `FAMILIES`, and add a small model of it to
-`tests/huggingface/architectures.py`. Tests of configs and weights then compare it with transformers.
+`tests/support/model_families.py`. Tests of configs, weights and gradients then compare it with transformers: docs/extending.md.
 """
 
 from typing import Any
