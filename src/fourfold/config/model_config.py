@@ -248,6 +248,8 @@ class ModelConfig(LayerConfig):
 LAYER_KEYS = tuple(each.name for each in fields(LayerConfig))
 OFF = 0
 """The value that a run file states for a part that is not there."""
+WITH_OFF = tuple(each.name for each in fields(LayerConfig) if each.type == Count | None)
+"""Keys of layers that `OFF` means None in."""
 
 
 def placed(exception: LayerException, num_layers: int) -> tuple[int, ...]:
@@ -296,7 +298,8 @@ def written_once(model: ModelConfig) -> tuple[LayerException, ...]:
     for exception in model.exceptions:
         for layer in placed(exception, model.num_layers):
             own[layer].update(differences(exception))
-    common = {key: OFF if (value := getattr(model, key)) is None else value for key in LAYER_KEYS}
+    common = {key: getattr(model, key) for key in LAYER_KEYS}
+    common.update({key: OFF for key in WITH_OFF if common[key] is None})
     return exceptions_of([{key: value for key, value in each.items() if value != common[key]} for each in own])
 
 
@@ -313,5 +316,5 @@ def _of_layers(model: ModelConfig) -> tuple[ModelConfig, ...]:
 def _alike(model: ModelConfig, own: tuple[tuple[str, Any], ...]) -> ModelConfig:
     if not own and not model.exceptions:
         return model
-    changes: dict[str, Any] = {key: None if value == OFF else value for key, value in own}
+    changes: dict[str, Any] = {key: None if key in WITH_OFF and value == OFF else value for key, value in own}
     return replace(model, exceptions=(), **changes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fourfold.config.check_model import check_model
 from fourfold.config.errors import UserError, did_you_mean, nearest
-from fourfold.config.model_config import ModelConfig, written_once
+from fourfold.config.model_config import WITH_OFF, ModelConfig, written_once
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import model_preset
 from fourfold.huggingface.config_json import load_config, read_config
@@ -125,7 +125,7 @@ def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
 
 _MTP_LOSS = 0.3
 """Weight of multi-token prediction in the first 10T of DeepSeek-V3's 14.8T tokens (section 4.2)."""
-_NONE_AS_ZERO = ("key_value_rank", "query_rank", "capacity_factor", "sliding_window", "attention_chunk")
+_NONE_AS_ZERO = ("key_value_rank", "query_rank", "capacity_factor", *WITH_OFF)
 _NEEDS: dict[str, tuple[str, ...]] = {
     "num_experts": (
         "top_k",

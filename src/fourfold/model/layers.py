@@ -21,10 +21,8 @@ def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
     if model.block is not None:
         return (None,) * number
     made: dict[Layer, Layer] = {}
-    layers = (
-        Layer(_mixer(model.of_layer(layer)), _feed_forward(model, layer), final_norm(model), model.norm_placement)
-        for layer in range(number)
-    )
+    own = ((layer, model.of_layer(layer)) for layer in range(number))
+    layers = (Layer(_mixer(of), _feed_forward(of, layer), final_norm(of), of.norm_placement) for layer, of in own)
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
