@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from fourfold.explore.schema import saved_document
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.page_file import write_page
 from fourfold.report.run_files import StepMetrics
@@ -160,3 +161,31 @@ def test_a_long_run_of_many_ranks_stays_smooth(offline, folder: RunFolder, tmp_p
         }"""
     )
     assert frames[len(frames) // 2] < 400, frames
+
+
+SMALL = (
+    *("--model", "smollm2-135m", "--cluster", "dgx-h100:2"),
+    *(
+        "--sequence-length",
+        "2048",
+        "--batch-sequences",
+        "16",
+        "data.corpus=c",
+        "data.tokenizer=t",
+        "optimizer.lr=0.001",
+        "optimizer.warmup_steps=9",
+    ),
+)
+
+
+@pytest.mark.parametrize("kind", ["simulate", "plan"])
+def test_a_document_that_tells_of_files_beside_it_is_one_that_is_read(tmp_path: Path, kind: str) -> None:
+    """Every option that adds to `--json` adds what the document's type has."""
+    files = {
+        "simulate": ("preset:llama3.1-8b-128", "--trace", tmp_path / "trace.json.gz"),
+        "plan": (*SMALL, "--out", tmp_path / "run.toml", "--as", "torchtitan"),
+    }[kind]
+    path = tmp_path / "saved.json"
+    path.write_text(command(kind, *files, "--json"))
+    document = saved_document(path)[kind]
+    assert document.keys() >= ({"trace"} if kind == "simulate" else {"run_file", "export"})

@@ -15,7 +15,7 @@ from fourfold.results.prediction import (
     interval_of,
     step_record,
 )
-from fourfold.results.record import record, shown
+from fourfold.results.record import ABSENT, record, shown
 
 
 @record
@@ -82,8 +82,17 @@ class ExplanationDocument:
 
 
 @record
+class ExportedScript:
+    """The script of another trainer, and what it cannot express."""
+
+    trainer: str
+    text: str
+    cannot_express: list[str]
+
+
+@record
 class PlanDocument:
-    """`fourfold plan --json`."""
+    """`fourfold plan --json`. `export`, `run_file`: with `--as`, with `--out`."""
 
     LAST: ClassVar = (
         "enough_devices", "obstacles", "least_memory_bytes", "counts", "search_seconds", "trainer", "run", "objective", "notes",
@@ -122,6 +131,8 @@ class PlanDocument:
     run: CampaignDocument | None
     objective: dict[str, Any]
     notes: list[str]
+    export: ExportedScript = ABSENT
+    run_file: str = ABSENT
 
 
 def plan_record(plan: Plan, verdict: list[str], advice: AdviceDocument | None, **asked: Any) -> PlanDocument:

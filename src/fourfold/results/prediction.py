@@ -372,8 +372,16 @@ class CheckDocument:
 
 
 @record
+class TraceFile:
+    """Where the simulated step was written, and that in words."""
+
+    file: str
+    text: str
+
+
+@record
 class SimulationDocument(StepDocument):
-    """`fourfold simulate --json`."""
+    """`fourfold simulate --json`. `trace`: with `--trace`."""
 
     FIRST: ClassVar = ("model_parameters",)
     LAST: ClassVar = ("advice",)
@@ -383,6 +391,7 @@ class SimulationDocument(StepDocument):
     idle: str | None
     published: PublishedDocument | None
     checks: list[CheckDocument]
+    trace: TraceFile = ABSENT
 
 
 @record

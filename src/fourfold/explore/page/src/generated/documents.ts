@@ -326,6 +326,13 @@ export interface ExplanationDocument {
   more_seconds: Record<string, number>;
 }
 
+/** The script of another trainer, and what it cannot express. */
+export interface ExportedScript {
+  trainer: string;
+  text: string;
+  cannot_express: string[];
+}
+
 /** Failures of the whole job, and what checkpoints and spares make of them. */
 export interface FailuresDocument {
   mean_seconds_between: number;
@@ -612,7 +619,7 @@ export interface PipelineDocument {
   setup: Record<string, unknown>;
 }
 
-/** `fourfold plan --json`. */
+/** `fourfold plan --json`. `export`, `run_file`: with `--as`, with `--out`. */
 export interface PlanDocument {
   cluster: string;
   device: string;
@@ -647,6 +654,8 @@ export interface PlanDocument {
   run: CampaignDocument | null;
   objective: Record<string, unknown>;
   notes: string[];
+  export?: ExportedScript;
+  run_file?: string;
 }
 
 /** A row of `fourfold list presets --json`, and the keys that the run states. */
@@ -832,7 +841,7 @@ export interface ScheduleRow {
   names: Record<string, string>;
 }
 
-/** `fourfold simulate --json`. */
+/** `fourfold simulate --json`. `trace`: with `--trace`. */
 export interface SimulationDocument {
   cluster: string;
   device: string;
@@ -882,6 +891,7 @@ export interface SimulationDocument {
   idle: string | null;
   published: PublishedDocument | null;
   checks: CheckDocument[];
+  trace?: TraceFile;
 }
 
 /** By slot, counted over all ranks: those of rank 0 come first. `number`: by rank, how many it has. `operation`: a place in the document's `operations`. `waits`: the slot that it waits for, where its rank idles before it; else -1. `critical`: 1 on the critical path. */
@@ -1015,6 +1025,12 @@ export interface TimeShares {
 export interface TraceDocument {
   displayTimeUnit: string;
   traceEvents: (Record<string, unknown>)[];
+}
+
+/** Where the simulated step was written, and that in words. */
+export interface TraceFile {
+  file: string;
+  text: string;
 }
 
 /** Tasks of one subject, from easy to hard. */
