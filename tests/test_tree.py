@@ -4,6 +4,7 @@ Files that depart today are listed with the reason. The lists only shrink: an en
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -83,3 +84,13 @@ def test_the_rooms_that_the_architecture_names_are_there() -> None:
     missing = [path for path in rooms if not any(SOURCE.glob(re.sub("[A-Z]{4,}", "*", path)))]
     assert len(rooms) > 25
     assert missing == [], "renamed or gone: correct the page"
+
+
+def test_the_layers_that_the_architecture_names_are_those_that_are_checked() -> None:
+    page = (SOURCE.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.partition("## The layers")[2].partition("Packages on one line")[0]
+    lines = [line[4:46].strip() for line in drawn.splitlines() if line.startswith("    ") and line[4:46].strip()]
+    named = " | ".join(lines).replace("| |", "|")
+    contracts = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    assert named.split(" | ") == [package for layer in layers for package in layer.split(" | ")]

@@ -107,7 +107,7 @@ def operations_source(operations: Iterable[Opcode] = OPCODES) -> str:
     lines = "".join(f"  {json.dumps(row)},\n" for row in rows)
     kind = "{ letter: string; phase: string | null; colour: string | null }"
     return (
-        f"// {_HEAD.format('fourfold.program.ops')}\nexport const ops: readonly {kind}[] = [\n{lines}];\n"
+        f"// {_HEAD.format('fourfold.program.capabilities')}\nexport const ops: readonly {kind}[] = [\n{lines}];\n"
         f"export const times = {json.dumps(TIMES)} as const;\n"
     )
 

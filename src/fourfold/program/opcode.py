@@ -52,7 +52,7 @@ class OpInfo:
     carries: str | None = None
     """The content of a send, a receive or an all-to-all; a send and a receive with the same are two ends of a transfer."""
     part_of: str | None = None
-    """The letter of the pass that it is a part of, where that pass runs in parts (`parts.py`)."""
+    """The letter of the pass that it is a part of, where that pass runs in parts (`overlap/parts.py`)."""
     place: int = 0
     """The place among the computing parts of that pass, or among the all-to-alls between them."""
     rest: str | None = None

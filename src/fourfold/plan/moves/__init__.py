@@ -1,1 +1,2 @@
-"""Moves: functions from a layout that was simulated to others near it, which the search makes from the best that it has found."""
+"""Moves: functions from a layout to others near it. The search makes those of `MOVES` from the best that it has found; bounds and advice
+take some of them too."""
