@@ -80,7 +80,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, model: ModelConfig, dtype:
         assert torch.equal(weights.get(name), tensor.to(kind))
     for layer in range(model.num_layers):
         bias = weights.balance_bias(layer)
-        assert (bias is not None) == (model.is_mla and model.is_moe(layer))
+        assert (bias is not None) == (model.router == "sigmoid" and model.is_moe(layer))
         assert bias is None or torch.equal(bias, torch.zeros(model.num_experts)), "fp32 zeros where none is given"
     assert resolve_model(ModelSection(hf=str(tmp_path / "out"))) == model
 

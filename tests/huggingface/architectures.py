@@ -45,9 +45,18 @@ STATED: dict[str, dict[str, Any]] = {
         **MLA, "query_rank": 0, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1,
     },
     "latent and dense": {**MLA, "family": "deepseek_v3"},
+    "glm4_moe in groups": {
+        **DIMENSIONS, "num_kv_heads": 2, "family": "glm4_moe", "head_dim": 12, "num_experts": 8, "top_k": 3, "moe_ffn_size": 24,
+        "num_shared_experts": 2, "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2, "qkv_bias": True,
+        "routed_scaling": 2.5, "rotary_fraction": 2 / 3, "mtp_layers": 1,
+    },
+    "glm4_moe with yarn and norms": {
+        **DIMENSIONS, "family": "glm4_moe", "num_experts": 8, "top_k": 3, "yarn_scaling": YARN, "qk_norm": True,
+        "num_shared_experts": 1,
+    },
     "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
-    **{name: {**DIMENSIONS, **stated} for name, stated in FAMILIES.items()},
+    **{name: {**DIMENSIONS, **stated, "balance_bias_speed": 0} for name, stated in FAMILIES.items()},  # it stands in no config.json
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
 }  # fmt: skip
 

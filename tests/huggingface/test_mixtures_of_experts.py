@@ -131,7 +131,7 @@ def test_any_section_is_refused_by_key_or_resolves_for_good(stated: dict[str, An
 
 
 def test_a_model_of_no_family_trains_and_is_not_written() -> None:
-    model = resolve(**DIMENSIONS, num_experts=8, top_k=2, router="sigmoid", num_shared_experts=1)
+    model = resolve(**DIMENSIONS, num_experts=8, top_k=2, router="sigmoid")
     assert model.family == "custom"
     with pytest.raises(
         UserError, match=r"no Hugging Face family has this model.*nearest is mixtral.*router = 'sigmoid'"

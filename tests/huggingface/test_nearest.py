@@ -43,8 +43,6 @@ RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "nemotron": (sizes(32, 6144, 48, 24576, 256000, 8, hidden_act="relu2", head_dim=128), ("relu2 as gelu", PARTLY), 15.64),
     "gpt_oss": (sizes(36, 2880, 64, 2880, 201088, 8, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
                 ("biases are left out", "attention sinks are left out", "the experts' clamped activation as silu"), 116.8),
-    "glm4_moe": (sizes(92, 5120, 96, 12288, 151552, 8, head_dim=128, moe_intermediate_size=1536, n_routed_experts=160,
-                       num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=3), (PARTLY,), 352.8),
     "qwen2_moe": (sizes(28, 3584, 28, 18944, 151936, 4, moe_intermediate_size=2560, num_experts=64, num_experts_per_tok=8,
                         shared_expert_intermediate_size=20480), (), 57.41),
     "deepseek_v2": (sizes(60, 5120, 128, 12288, 102400, moe_intermediate_size=1536, n_routed_experts=160, n_shared_experts=2,
@@ -182,9 +180,9 @@ NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {"rope_theta": 5e5},
         ("rotary base of the others",),
     ),
-    "glm": (
-        {"model_type": "glm4_moe", "n_routed_experts": 8, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "n_group": 1,
-         "topk_group": 1, "norm_topk_prob": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "a router with groups": (
+        {"model_type": "dots1", "n_routed_experts": 8, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "n_group": 1,
+         "topk_group": 1, "norm_topk_prob": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "partial_rotary_factor": 0.5},
         {"routed_scaling": 2.5, "router": "sigmoid", "normalize_top_k": True, "norm_eps": 1e-5},
         ("rotary positions of a part of each head",),
     ),

@@ -32,8 +32,8 @@ from tests.support.plain_model import PlainModel
 LENGTH = 40
 _RELATED = {
     **dict.fromkeys(("use_sliding_window", "max_window_layers", "layer_types"), "sliding_window"),
-    "attention_bias": "bias", "model_type": "in this family", "rope_parameters": "rope", "rope_scaling": "rope", "type":
-    " ""rope_type",
+    "attention_bias": "bias", "use_qk_norm": "norm", "model_type": "in this family", "rope_parameters": "rope",
+    "rope_scaling": "rope", "type": "rope_type",
 }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def loss_of_transformers(folder: Path, length: int) -> float | str:
     """The loss in training by transformers; what it says where it does not load the folder with all of its weights."""
     tokens, targets = batch(length)
     kind = json.loads((folder / "config.json").read_text()).get("model_type")
-    more = {"experts_implementation": "eager"} if kind in ("mixtral", "qwen3_moe", "deepseek_v3") else {}
+    more = {"experts_implementation": "eager"} if kind in ("mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe") else {}
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             model, problems = AutoModelForCausalLM.from_pretrained(

@@ -15,6 +15,10 @@ _MLA: dict[str, Any] = {
     "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8, "v_head_dim": 8,
 }  # fmt: skip
+_GLM: dict[str, Any] = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "n_shared_experts": 1, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8, "use_qk_norm": True,
+}  # fmt: skip
 _QWEN_MOE: dict[str, Any] = {
     "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8
 }  # fmt: skip
@@ -40,6 +44,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe windowed": ("qwen3_moe", {**_QWEN_MOE, "use_sliding_window": True, "sliding_window": 16}),
     "deepseek_v3": ("deepseek_v3", _MLA),
     "deepseek_v3 yarn": ("deepseek_v3", {**_MLA, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
+    "glm4_moe": ("glm4_moe", _GLM),
     "gpt2": ("gpt2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 64}),
     "olmo2": ("olmo2", {}),
     "phi3": ("phi3", {"sliding_window": None}),

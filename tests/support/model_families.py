@@ -15,5 +15,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 5,
         "exceptions": [{"every": 2, "sliding_window": 0}],
     },
+    "glm4_moe": {
+        "family": "glm4_moe",
+        "num_layers": 5,
+        "rotary_fraction": 0.5,
+        "qkv_bias": True,
+        "qk_norm": True,
+        "num_experts": 4,
+        "top_k": 2,
+        "moe_ffn_size": 20,
+        "num_shared_experts": 2,
+        "first_dense_layers": 1,
+        "routed_scaling": 1.5,
+        "balance_bias_speed": 0.01,
+        "mtp_layers": 1,
+    },
 }
 """By name; the name begins with the family's `model_type`. Keys of `[model]` beside `parity_runs.DIMENSIONS`."""

@@ -135,8 +135,8 @@ def _rotation(model: ModelConfig) -> str | None:
     if model.is_mla or model.positions != "rope":
         return None
     width = int(model.head_dim * model.rotary_fraction)
-    if width < 2 or width % 2:
-        fit = max(2, width // 2 * 2) / model.head_dim
+    if width < 2 or width % 2 or width > model.head_dim:
+        fit = 1.0 if width > model.head_dim else max(2, width // 2 * 2) / model.head_dim
         return (
             f"model.rotary_fraction = {model.rotary_fraction} rotates {width} of model.head_dim = {model.head_dim} elements, and "
             f"pairs are rotated; a value that works: {fit:g}"

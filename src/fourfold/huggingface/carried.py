@@ -50,7 +50,10 @@ def _kept(raw: Mapping[str, Any], before: ModelConfig, model: ModelConfig, writt
         for key, value in raw.items()
         if key not in {*_NOT_CARRIED, *_OURS, *aliases, *family.dropouts} and not key.endswith(TOKEN_ID)
     }
-    for names, ours in ((_ROPE, ("rope_theta", *SCALINGS)), (_WINDOW, ("sliding_window", "attention_chunk"))):
+    for names, ours in (
+        (_ROPE, ("rope_theta", "rotary_fraction", *SCALINGS)),
+        (_WINDOW, ("sliding_window", "attention_chunk")),
+    ):
         if _of_layers(before, ours) != _of_layers(model, ours):
             kept = {key: value for key, value in kept.items() if key not in names}
         elif any(name in raw for name in names):

@@ -44,9 +44,11 @@ _NO_NUMBERS_END = ("_token_id", "_token_ids", "_token_index")
 _SHOWN = 12
 
 
-def require_decoder(raw: Mapping[str, Any], source: str) -> None:
-    """Raises `UserError` for a key that makes another model of it in every family."""
+def require_decoder(raw: Mapping[str, Any], family: Family, source: str) -> None:
+    """Raises `UserError` for a key that makes another model of it in every family that does not read it."""
     for key, allowed in _EVERY_FAMILY.items():
+        if key in {each.theirs for each in family.keys}:
+            continue
         require({key: raw[key]} if key in raw else {}, key, allowed, source)
 
 
@@ -113,7 +115,7 @@ def end_of_text(raw: dict[str, Any]) -> int | None:
 def parse_config(raw: dict[str, Any], source: str = "config.json", without_dropout: bool = False) -> dict[str, Any]:
     """The dimensions in a parsed `config.json`. `source`: its name in messages. Raises `UserError` as `read_config`."""
     family = stated_family(raw, source)
-    require_decoder(raw, source)
+    require_decoder(raw, family, source)
     for key, allowed in family.states.items():
         require(raw, key, allowed, source, family.name)
     for key in family.lacks:

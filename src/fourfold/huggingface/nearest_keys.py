@@ -69,7 +69,6 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": {"rope_theta": 150000.0},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
-    "glm4_moe": {"head_dim": 128},
     "gpt_neox": {"use_parallel_residual": True},
     "opt": {"max_position_embeddings": 2048},
     "gpt_neo": {"max_position_embeddings": 2048},
@@ -86,14 +85,14 @@ EPSILONS = (
 _BASES = ("rope_theta", "rotary_emb_base", "rope_base", "rotary_base")
 _PARTS = ("partial_rotary_factor", "rotary_pct", "rope_pct", "rotary_percent", "rope_partial_factor")
 _PARTLY = {
-    "glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "chatglm": 0.5, "gpt_neox": 0.25, "stablelm": 0.25, "phi": 0.5, "nemotron": 0.5,
+    "glm": 0.5, "glm4": 0.5, "chatglm": 0.5, "gpt_neox": 0.25, "stablelm": 0.25, "phi": 0.5, "nemotron": 0.5,
 }  # fmt: skip
 """The part of a head that rotates, where a family's `config.json` may leave it out."""
 _SCALES = (
     "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "logit_scale", "scale_emb",
     "scale_depth", "dim_model_base", "mup_width_scale", "mup_embeddings_scale", "lm_head_multiplier",
 )  # fmt: skip
-_SIGMOID = ("glm4_moe", "dots1", "minimax_m2", "llama4", "ernie4_5_moe_vl", "longcat", "bailing_moe")
+_SIGMOID = ("dots1", "minimax_m2", "llama4", "ernie4_5_moe_vl", "longcat", "bailing_moe")
 _OF_FAMILIES: tuple[tuple[str, str], ...] = (
     ("gemma", "embeddings are not multiplied by the root of their width"),
     ("olmo2", "norms behind attention and feed-forward stand before them, those of queries and keys are per head"),

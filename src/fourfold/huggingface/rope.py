@@ -4,10 +4,11 @@ from typing import Any
 
 from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig, RopeScaling, YarnScaling
-from fourfold.huggingface.key import number
+from fourfold.huggingface.key import number, require_one_value
 
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ORIGINAL = "original_max_position_embeddings"
+_PART = "partial_rotary_factor"
 
 
 def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...], source: str) -> None:
@@ -33,10 +34,12 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
     if rope.get("rope_theta") is not None:
         values["rope_theta"] = number(rope["rope_theta"], "rope_theta", source, float)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise UserError(
-            f"{source}: partial_rotary_factor = {rope['partial_rotary_factor']!r} is not supported; allowed: 1.0"
-        )
+    if "rotary_fraction" in values and rope.get(_PART) is not None:
+        stated = {_PART: raw.get(_PART), f"rope_parameters' {_PART}": rope[_PART]}
+        require_one_value(stated, tuple(stated), source)
+        values["rotary_fraction"] = number(rope[_PART], _PART, source, float)
+    elif rope.get(_PART, 1) != 1:
+        raise UserError(f"{source}: {_PART} = {rope[_PART]!r} is not supported; allowed: 1.0")
     if kind not in types:
         raise UserError(f"{source}: rope_type = {kind!r} is not supported; allowed: {', '.join(map(repr, types))}")
     if kind == "llama3":
@@ -111,6 +114,8 @@ def write_rope(model: ModelConfig) -> dict[str, Any]:
         scaling = {"rope_type": "yarn", **stated}
     elif model.linear_scaling != 1:
         scaling = {"rope_type": "linear", "factor": model.linear_scaling}
+    if model.rotary_fraction != 1:
+        scaling[_PART] = model.rotary_fraction
     return {
         "rope_theta": model.rope_theta,
         "rope_scaling": scaling if scaling["rope_type"] != "default" else None,

@@ -8,6 +8,7 @@ from typing import Any
 
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.families.deepseek import DEEPSEEK_V3
+from fourfold.huggingface.families.glm import GLM4_MOE
 from fourfold.huggingface.families.gpt2 import GPT2
 from fourfold.huggingface.families.llama import LLAMA
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
@@ -21,6 +22,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3),
         OLMO2,
+        GLM4_MOE,
     )
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""
