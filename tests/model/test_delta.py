@@ -5,16 +5,19 @@ import torch
 from torch import Tensor
 
 from fourfold.model import delta
+from fourfold.model import torch_operations as ops
 
 
 def by_tokens(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, state: Tensor, documents: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, state: Tensor, positions: Tensor | None
 ) -> tuple[Tensor, Tensor]:
+    copies = v.shape[2] // q.shape[2]
+    q, k = q.repeat_interleave(copies, 2), k.repeat_interleave(copies, 2)
     outputs = []
     for t in range(q.shape[1]):
         decay = g[:, t].exp()[..., None, None]
-        if documents is not None and t:
-            decay = decay * (documents[:, t] == documents[:, t - 1])[:, None, None, None]
+        if positions is not None:
+            decay = decay * (positions[:, t] > 0)[:, None, None, None]
         key, strength = k[:, t], b[:, t][..., None, None]
         state = decay * state
         state = state - strength * key.unsqueeze(-1) @ (key.unsqueeze(-2) @ state)
@@ -23,31 +26,41 @@ def by_tokens(
     return torch.stack(outputs, 1), state
 
 
+def positions_of(documents: list[list[int]] | None, before: int = 0) -> Tensor | None:
+    """`before`: tokens of the first documents that stand in front of the rows."""
+    if documents is None:
+        return None
+    rows = [torch.cat([torch.arange(n) for n in row]) for row in documents]
+    for row, sizes in zip(rows, documents, strict=True):
+        row[: sizes[0]] += before
+    return torch.stack(rows)
+
+
 @pytest.mark.parametrize("documents", [None, [[5, 8], [1, 12]], [[13], [4, 9]]], ids=["whole", "several", "some"])
 @pytest.mark.parametrize("size", [1, 4, 13, 64])
-def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None) -> None:
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None, key_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
 
-    def random(*shape: int) -> Tensor:
-        return torch.randn(2, 13, 3, *shape, generator=generator, dtype=torch.float64)
+    def random(*shape: int, heads: int = 4) -> Tensor:
+        return torch.randn(2, 13, heads, *shape, generator=generator, dtype=torch.float64)
 
-    number = (
-        None
-        if documents is None
-        else torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in documents])
-    )
-    q, k, v = random(4), torch.nn.functional.normalize(random(4), dim=-1), random(5)
+    positions = positions_of(documents, before=3)
+    q, k, v = random(4, heads=key_heads), torch.nn.functional.normalize(random(4, heads=key_heads), dim=-1), random(5)
     g, b = -random().abs(), random().sigmoid()
-    state = torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64)
+    state = torch.randn(2, 4, 4, 5, generator=generator, dtype=torch.float64)
     leaves = [x.requires_grad_() for x in (q, k, v, g, b, state)]
-    out, last = by_tokens(*leaves, number)
+    out, last = by_tokens(*leaves, positions)
     grad, grad_last = torch.randn_like(out), torch.randn_like(last)
     wanted = torch.autograd.grad((out, last), leaves, (grad, grad_last))
     with torch.no_grad():
-        chunks = delta.in_chunks(q, k, v, g, b, number, size)
-        ours, end, begun, u = delta.forward(chunks, state)
-        found = delta.backward(chunks, grad, grad_last, begun, u)
+        chunks = delta.in_chunks(ops, (q, k, v, g, b), positions, size)
+        found = delta.states(ops, chunks, state.flatten(0, 1).clone())
+        ours = delta.output(ops, chunks, found)
+        cut = delta._cut(ops, grad, chunks.sizes)
+        ends = delta.ends(ops, chunks, found, cut, grad_last.flatten(0, 1).clone())
+        gradients = (*delta.gradients(ops, chunks, found, cut, ends), ends.begin.view(state.shape))
     torch.testing.assert_close(ours, out, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(end, last, rtol=1e-11, atol=1e-11)
-    for name, mine, theirs in zip("qkvgbs", found, wanted, strict=True):
+    torch.testing.assert_close(found.end.view(last.shape), last, rtol=1e-11, atol=1e-11)
+    for name, mine, theirs in zip("qkvgbs", gradients, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")

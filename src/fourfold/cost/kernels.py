@@ -62,7 +62,7 @@ def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, eleme
     """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' GEMMs run as one grouped kernel (Gale et al. 2022)."""
     groups = gemm.groups
     rows, inner = expert_sizes(gemm)
-    tiles = groups * -(-rows // TILE) * -(-gemm.columns // TILE)
+    tiles = gemm.batch * groups * -(-rows // TILE) * -(-gemm.columns // TILE)
     share = kernels.gemm_share * (kernels.grouped_share if groups > 1 else 1.0)
     share *= tiles / (tiles + kernels.gemm_half_tiles * (device.units or 1))
     share *= inner / (inner + kernels.gemm_half_inner)
@@ -85,7 +85,7 @@ def gemm_bytes(gemm: Gemm, kernels: Kernels, element_bytes: int) -> int:
     adds_itself = gemm.accumulates and not kernels.gradient_bytes
     result = gemm.groups * rows * gemm.columns
     operands = gemm.groups * inner * (rows + gemm.columns) * (1 if gemm.dtype else element_bytes)
-    return operands + result * (8 if adds_itself else element_bytes)
+    return gemm.batch * (operands + result * (8 if adds_itself else element_bytes))
 
 
 def _added_bytes(gemm: Gemm, kernels: Kernels) -> float:
@@ -95,7 +95,7 @@ def _added_bytes(gemm: Gemm, kernels: Kernels) -> float:
 
 def _converted_bytes(gemm: Gemm, kernels: Kernels) -> float:
     """Bytes moved to bring a GEMM's tokens into the format multiplied in; its weight gradient finds them there."""
-    return 0.0 if gemm.accumulates else kernels.low_bytes * gemm.rows * gemm.inner
+    return 0.0 if gemm.accumulates else kernels.low_bytes * gemm.batch * gemm.rows * gemm.inner
 
 
 WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3

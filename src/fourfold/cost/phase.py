@@ -101,7 +101,9 @@ def unchunked(work: Work) -> Work:
     items = iter(enumerate(work.items))
     for index, item in items:
         if isinstance(item, Gemm):
-            _join_into(kept, (item.columns, item.rows if item.accumulates else item.inner, item.accumulates), item)
+            _join_into(
+                kept, (item.columns, item.rows if item.accumulates else item.inner, item.accumulates, item.batch), item
+            )
         elif isinstance(item, Elementwise):
             _join_into(kept, ("elementwise", item.launches, item.part), item)
         elif isinstance(item, Start) and work.items[index + 1 : index + 2] == (Join(item.name),):

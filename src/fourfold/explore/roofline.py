@@ -106,6 +106,8 @@ def _named(item: Kernel, names: Names, op: Opcode) -> str:
         return "attention"
     if isinstance(item, Elementwise):
         return ""
+    if item.batch > 1:
+        return "gated delta rule"
 
     def weight(out: int, inner: int) -> str | None:
         routed = item.groups > 1  # a rank with one expert has matmuls like any other
@@ -129,7 +131,8 @@ def _beside(named: list[str], index: int) -> str:
 def _shape(item: Kernel) -> str:
     if isinstance(item, Gemm):
         groups = f", {item.groups} experts" if item.groups > 1 else ""
-        return f"[{item.rows}, {item.inner}] x [{item.inner}, {item.columns}]{groups}"
+        batch = f"{item.batch} x " if item.batch > 1 else ""
+        return f"{batch}[{item.rows}, {item.inner}] x [{item.inner}, {item.columns}]{groups}"
     if isinstance(item, Attention):
         return f"{item.sequences} x {item.queries} queries, {item.heads} heads of {item.query_key_dim}"
     return f"{item.launches} kernels"

@@ -11,142 +11,306 @@ D_ij = exp(G_i - G_j) for j <= i,
     O = e^G Q S + P U                  P = lower part of (Q K^T) D
     S' = e^{G_C} S + (e^{G_C - G} K)^T U
 
-Everything but the chain of states runs for all chunks at once. Backward goes through the same lines from their end; with dR = (I +
-A)^-T dU, dA = -dR U^T. Where a document starts, the state before it is forgotten: D, e^G and e^{G_C} are 0 across it.
+Everything but the chain of states runs for all chunks at once. Backward makes states and U again, then goes through the same lines
+from their end; with dR = (I + A)^-T dU, dA = -dR U^T. Where a document starts, the state before it is forgotten: D, e^G and e^{G_C}
+are 0 across it.
 
-Shapes: q, k [batch, seq, heads, d], v [batch, seq, heads, value], g, b [batch, seq, heads], states [batch, heads, d, value]; sums
-are in the format of the inputs, which is fp32 at least."""
+Shapes: q, k [batch, seq, key heads, d], v [batch, seq, heads, value], g, b [batch, seq, heads], each key head serving as many
+neighbouring heads; states [batch x heads, d, value]; matrices of chunks [batch x heads x chunks, C, ...]. Sums are in the format of
+the inputs, which is fp32 at least."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from fourfold.model.operations import Array, Operations
 
 CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """A sequence in chunks. Matrices are [batch, heads, chunks, C, ...]; `decay` [.., C, C] is D; `entering` [.., C, 1] is e^G,
-    `leaving` [.., C, 1] e^{G_C - G}, `through` [.., 1, 1] e^{G_C}, all 0 across the start of a document."""
+class Sizes:
+    """The sizes of a sequence in chunks of `chunk` tokens: `rows` of it, `tokens` a row before it is filled up."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    strength: Tensor
-    decay: Tensor
-    entering: Tensor
-    leaving: Tensor
-    through: Tensor
+    rows: int
     tokens: int
+    chunk: int
+    key_heads: int
+    heads: int
 
     @property
-    def system(self) -> Tensor:
-        """I + A."""
-        inner = (self.strength * (self.k @ self.k.mT) * self.decay).tril(-1)
-        return inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+    def chunks(self) -> int:
+        return -(-self.tokens // self.chunk)
 
     @property
-    def scores(self) -> Tensor:
-        """P."""
-        return (self.q @ self.k.mT) * self.decay
+    def sequences(self) -> int:
+        """Rows of every head."""
+        return self.rows * self.heads
 
 
-def in_chunks(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, strength: Tensor, documents: Tensor | None = None, size: int = CHUNK
-) -> Chunks:
-    """`documents` [batch, seq]: the number of each token's document; None: every row is one. The first token of a row goes on with
-    the state before it, unless its document number is that of no token before: state so by a state of zeros."""
-    tokens = q.shape[1]
-    fill = -tokens % size
+@dataclass(frozen=True)
+class Chunks:
+    """A sequence in chunks. `decay` [.., C, C] is D; `entering` [.., C, 1] is e^G, `leaving` [.., C, 1] e^{G_C - G}, `through` [..,
+    1, 1] e^{G_C}, all 0 across the start of a document."""
 
-    def cut(x: Tensor) -> Tensor:
-        x = F.pad(x.transpose(1, 2), (0, 0, 0, fill))
-        return x.unflatten(2, (-1, size))
+    q: Array
+    k: Array
+    v: Array
+    strength: Array
+    decay: Array
+    entering: Array
+    leaving: Array
+    through: Array
+    sizes: Sizes
 
-    q, k, v = cut(q), cut(k), cut(v)
-    g, strength = (cut(x.unsqueeze(-1)) for x in (g, strength))
-    total = g.cumsum(-2)
-    decay = (total - total.mT).tril().exp().tril()
-    entering, leaving = total.exp(), (total[..., -1:, :] - total).exp()
-    through = total[..., -1:, :].exp()
-    if documents is not None:
-        padded = F.pad(documents, (0, fill), mode="replicate") if fill else documents
-        number = padded.unflatten(1, (-1, size)).unsqueeze(1).unsqueeze(-1)  # [batch, 1, chunks, C, 1]
-        before = torch.cat((number[:, :, :1, :1], number[:, :, :-1, -1:]), 2)  # the token before the chunk
-        decay = decay * (number == number.mT)
-        entering = entering * (number == before)
-        leaving = leaving * (number == number[..., -1:, :])
-        through = through * (number[..., -1:, :] == before)
-    return Chunks(q, k, v, strength, decay, entering, leaving, through, tokens)
+    def chain(self, x: Array) -> Array:
+        """[sequences x chunks, ...] -> view [sequences, chunks, ...]."""
+        return x.unflatten(0, (self.sizes.sequences, self.sizes.chunks))
 
 
-def forward(chunks: Chunks, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output [batch, seq, heads, value], the state at the end, and for backward the states in which chunks begin [batch, heads,
-    chunks, d, value] and U [.., C, value]."""
-    c = chunks
-    given = torch.cat((c.strength * c.v, c.strength * c.entering * c.k), -1)
-    solved = torch.linalg.solve_triangular(c.system, given, upper=False, unitriangular=True)
-    written, erased = solved.split((c.v.shape[-1], c.k.shape[-1]), -1)
-    kept = (c.leaving * c.k).mT
-    states, updates = [], []
-    for index in range(c.q.shape[2]):
-        states.append(state)
-        update = written[:, :, index] - erased[:, :, index] @ state
-        state = c.through[:, :, index] * state + kept[:, :, index] @ update
-        updates.append(update)
-    begun, u = torch.stack(states, 2), torch.stack(updates, 2)
-    out = (c.entering * c.q) @ begun + c.scores @ u
-    return _joined(out, c.tokens), state, begun, u
+@dataclass(frozen=True)
+class States:
+    """What the chain of states leaves: those in which chunks begin [.., d, value], U [.., C, value], I + A [.., C, C] (its strictly
+    lower part), (I + A)^-1 b e^G K [.., C, d], e^{G_C - G} K [.., C, d], and the state at the end [sequences, d, value]."""
+
+    begun: Array
+    updates: Array
+    system: Array
+    erasing: Array
+    kept: Array
+    end: Array
 
 
-def backward(
-    chunks: Chunks, grad: Tensor, grad_state: Tensor, begun: Tensor, u: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, g, b and of the state in which the sequence begins. grad: of the output; grad_state: of the state at
-    the end."""
-    c = chunks
-    size = c.q.shape[3]
-    grad = F.pad(grad.transpose(1, 2), (0, 0, 0, -c.tokens % size)).unflatten(2, (-1, size))
-    system, kept, entered = c.system, c.leaving * c.k, c.entering * c.k
-    from_output = c.scores.mT @ grad
-    read = (c.entering * c.q).mT @ grad
-    ends, solved = [], []
-    for index in reversed(range(c.q.shape[2])):
-        ends.append(grad_state)
-        given = from_output[:, :, index] + kept[:, :, index] @ grad_state
-        each = torch.linalg.solve_triangular(system[:, :, index].mT, given, upper=True, unitriangular=True)
-        erased = entered[:, :, index].mT @ (c.strength[:, :, index] * each)
-        grad_state = c.through[:, :, index] * grad_state + read[:, :, index] - erased
-        solved.append(each)
-    d_end, d_r = torch.stack(ends[::-1], 2), torch.stack(solved[::-1], 2)
-    seen = c.k @ begun
-    residue = c.v - c.entering * seen
-    d_v = c.strength * d_r
-    d_a = -(d_r @ u.mT).tril(-1) * c.decay
-    d_p = (grad @ u.mT) * c.decay
-    keys, raw_scores = c.k @ c.k.mT, c.q @ c.k.mT
-    inner = c.strength * d_a
-    d_q = d_p @ c.k + c.entering * (grad @ begun.mT)
-    d_k = d_p.mT @ c.q + inner @ c.k + inner.mT @ c.k - (c.entering * d_v) @ begun.mT
-    at_end = u @ d_end.mT
-    d_k = d_k + c.leaving * at_end
-    d_strength = (residue * d_r).sum(-1, keepdim=True) + (d_a * keys).sum(-1, keepdim=True)
-    pairs = d_p * raw_scores + inner * keys
-    leaving = c.leaving * (c.k * at_end).sum(-1, keepdim=True)
-    d_total = pairs.sum(-1, keepdim=True) - pairs.sum(-2, keepdim=True).mT - leaving
-    d_total = d_total + c.entering * (
-        (c.q * (grad @ begun.mT)).sum(-1, keepdim=True) - (seen * d_v).sum(-1, keepdim=True)
-    )
-    last = leaving.sum(-2) + (c.through * begun * d_end).sum((-2, -1)).unsqueeze(-1)
-    d_total[..., -1, :] += last
-    d_g = d_total.flip(-2).cumsum(-2).flip(-2)
-    tokens = c.tokens
-    d_q, d_k, d_v = (_joined(x, tokens) for x in (d_q, d_k, d_v))
-    return d_q, d_k, d_v, _joined(d_g, tokens)[..., 0], _joined(d_strength, tokens)[..., 0], grad_state
+def in_chunks(ops: Operations, given: Sequence[Array], positions: Array | None = None, size: int = CHUNK) -> Chunks:
+    """`given`: q, k, v, g, b. `positions` [batch, seq]: how many tokens of its document stand before each token; None: every row
+    goes on with what was before it. The first token of a row goes on with the state before it unless it is the first of its
+    document."""
+    q, k, v, g, b = given
+    rows, tokens, heads = g.shape
+    sizes = Sizes(rows, tokens, min(size, tokens), q.shape[2], heads)
+    with ops.fused():
+        q, k, v = (_cut(ops, x, sizes) for x in (q, k, v))
+        decays, strength = (_cut(ops, x.unsqueeze(-1), sizes) for x in (g, b))
+        total = decays.cumsum(-2)
+        del decays
+        last = total[:, -1:, :]
+        decay = (total - total.transpose(1, 2)).tril_().exp_().tril_()
+        leaving, through = (last - total).exp_(), last.exp()
+        entering = total.exp_()
+        del total, last
+        if positions is not None:
+            _forget(ops, positions, sizes, decay, entering, leaving, through)
+    return Chunks(q, k, v, strength, decay, entering, leaving, through, sizes)
 
 
-def _joined(x: Tensor, tokens: int) -> Tensor:
-    """[batch, heads, chunks, C, n] -> [batch, tokens, heads, n]."""
-    return x.flatten(2, 3)[:, :, :tokens].transpose(1, 2)
+def _forget(
+    ops: Operations, positions: Array, sizes: Sizes, decay: Array, entering: Array, leaving: Array, through: Array
+) -> None:
+    """Zeros across the start of a document, in place: a token sees another `lag` tokens before it where it stands as far in its
+    document."""
+    rows, chunk, chunks = sizes.rows, sizes.chunk, sizes.chunks
+    fill = chunks * chunk - sizes.tokens
+    if fill:
+        beyond = positions[:, -1:] + ops.arange(1, fill + 1, positions)
+        positions = ops.concatenate((positions, beyond), dim=1)
+        del beyond
+    each = positions.contiguous().view(rows, 1, chunks, chunk, 1)
+    place = ops.arange(0, chunk, positions)
+    last = each[..., -1:, :]
+    for x, reach, lag in (
+        (decay, each, place.view(chunk, 1) - place),
+        (entering, each, place.view(chunk, 1) + 1),
+        (leaving, last, (chunk - 1) - place.view(chunk, 1)),
+        (through, last, chunk),
+    ):
+        x.view(rows, sizes.heads, chunks, *x.shape[1:]).mul_(reach >= lag)
+        del x, reach, lag
+
+
+def _cut(ops: Operations, x: Array, sizes: Sizes) -> Array:
+    """[batch, seq, heads, n], or key heads -> [batch x heads x chunks, C, n], filled up with zeros."""
+    rows, tokens, own, width = x.shape
+    shape, copies = (rows, own, sizes.heads // own, tokens, width), sizes.heads // own
+    seen = x.permute(0, 2, 1, 3).unsqueeze(2).expand(*shape)
+    filled = x.new_empty((rows, own, copies, sizes.chunks * sizes.chunk, width))
+    filled[..., :tokens, :].copy_(seen)
+    if sizes.chunks * sizes.chunk > tokens:
+        filled[..., tokens:, :].zero_()
+    return filled.view(sizes.sequences * sizes.chunks, sizes.chunk, width)
+
+
+def _joined(x: Array, sizes: Sizes, heads: int) -> Array:
+    """[batch x heads x chunks, C, n] -> [batch, seq, heads, n]; those of a key head are summed where `heads` are key heads."""
+    full = x.view(sizes.rows, sizes.heads, sizes.chunks * sizes.chunk, x.shape[-1])[:, :, : sizes.tokens]
+    if heads != sizes.heads:
+        full = full.unflatten(1, (heads, -1)).sum(2)
+    return full.permute(0, 2, 1, 3)
+
+
+def initial_state(c: Chunks) -> Array:
+    """Zeros [sequences, d, value]."""
+    return c.q.new_zeros((c.sizes.sequences, c.k.shape[-1], c.v.shape[-1]))
+
+
+def states(ops: Operations, c: Chunks, state: Array) -> States:
+    """The chain of states. `state` [sequences, d, value], in which the sequence begins, is overwritten."""
+    width, value = c.k.shape[-1], c.v.shape[-1]
+    system = ops.matmuls(c.k, c.k.transpose(1, 2))
+    with ops.fused():
+        system.mul_(c.decay).mul_(c.strength)
+        given = c.v.new_empty((*c.v.shape[:2], value + width))
+        ops.multiply_into(c.v, c.strength, given[..., :value])
+        ops.multiply_into(c.k, c.strength * c.entering, given[..., value:])
+        kept = c.k * c.leaving
+    solved = ops.solve(system, given)
+    del given
+    with ops.fused():
+        updates, erasing = ops.copy(solved[..., :value]), ops.copy(solved[..., value:])
+        del solved
+    begun = c.q.new_empty((c.q.shape[0], width, value))
+    chains = [c.chain(x) for x in (begun, updates, erasing, kept, c.through)]
+    for index in ops.steps(c.sizes.chunks):
+        into, update, erase, keep, through = (x[:, index] for x in chains)
+        with ops.fused():
+            into.copy_(state)
+        erased = ops.matmuls(erase, state)
+        with ops.fused():
+            update.sub_(erased)
+        del erased
+        written = ops.matmuls(keep.transpose(1, 2), update)
+        with ops.fused():
+            state.mul_(through).add_(written)
+        del written, into, update, erase, keep, through
+    del chains
+    return States(begun, updates, system, erasing, kept, state)
+
+
+def output(ops: Operations, c: Chunks, found: States) -> Array:
+    """O [batch, seq, heads, value]."""
+    with ops.fused():
+        reading = c.q * c.entering
+    out = ops.matmuls(reading, found.begun)
+    del reading
+    scores = _scores(ops, c)
+    inner = ops.matmuls(scores, found.updates)
+    del scores
+    with ops.fused():
+        out.add_(inner)
+    del inner
+    return _joined(out, c.sizes, c.sizes.heads)
+
+
+def _scores(ops: Operations, c: Chunks) -> Array:
+    """P."""
+    scores = ops.matmuls(c.q, c.k.transpose(1, 2))
+    with ops.fused():
+        scores.mul_(c.decay)
+    return scores
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the chain of gradients of states leaves: those of the states in which chunks end [.., d, value], dR before (I + A)^-T is
+    applied [.., C, value], P [.., C, C]; and that of the state in which the sequence begins [sequences, d, value]."""
+
+    ends: Array
+    updates: Array
+    scores: Array
+    begin: Array
+
+
+def ends(ops: Operations, c: Chunks, found: States, grad: Array, grad_state: Array) -> Ends:
+    """grad [.., C, value] of the output in chunks; grad_state [sequences, d, value] of the state at the end, which is
+    overwritten."""
+    scores = _scores(ops, c)
+    updates = ops.matmuls(scores.transpose(1, 2), grad)
+    with ops.fused():
+        reading = c.q * c.entering
+    read = ops.matmuls(reading.transpose(1, 2), grad)
+    del reading
+    at_end = found.begun.new_empty(found.begun.shape)
+    chains = [c.chain(x) for x in (at_end, updates, read, found.kept, found.erasing, c.through)]
+    for index in ops.steps(c.sizes.chunks, backwards=True):
+        into, update, reads, keep, erase, through = (x[:, index] for x in chains)
+        with ops.fused():
+            into.copy_(grad_state)
+        written = ops.matmuls(keep, grad_state)
+        with ops.fused():
+            update.add_(written)
+        del written
+        erased = ops.matmuls(erase.transpose(1, 2), update)
+        with ops.fused():
+            grad_state.mul_(through).add_(reads).sub_(erased)
+        del erased, into, update, reads, keep, erase, through
+    del chains
+    return Ends(at_end, updates, scores, grad_state)
+
+
+def gradients(ops: Operations, c: Chunks, found: States, grad: Array, last: Ends) -> tuple[Array, ...]:
+    """Gradients of q, k, v [batch, seq, their heads, n], g and b [batch, seq, heads]."""
+    solved = ops.solve(found.system.transpose(1, 2), last.updates, upper=True)
+    seen, from_begun = ops.matmuls(c.k, found.begun), ops.matmuls(grad, found.begun.transpose(1, 2))
+    with ops.fused():
+        residues = ops.copy(solved)
+        del solved
+        d_v = residues * c.strength
+        d_strength = ((c.v - seen * c.entering).mul_(residues)).sum(-1, keepdim=True)
+        d_total = (from_begun * c.q).sum(-1, keepdim=True)
+        d_total.sub_(seen.mul_(d_v).sum(-1, keepdim=True)).mul_(c.entering)
+        del seen
+        erased = d_v * c.entering
+        from_begun.mul_(c.entering)
+    inner = ops.matmuls(residues, found.updates.transpose(1, 2))
+    del residues
+    keys, pairs = ops.matmuls(c.k, c.k.transpose(1, 2)), ops.matmuls(grad, found.updates.transpose(1, 2))
+    with ops.fused():
+        inner.mul_(c.decay).tril_(-1).neg_()
+        d_strength.add_((inner * keys).sum(-1, keepdim=True))
+        inner.mul_(c.strength)
+        weighed = (pairs * last.scores).add_(keys.mul_(inner))
+        del keys
+        d_total.add_(weighed.sum(-1, keepdim=True)).sub_(weighed.sum(-2, keepdim=True).transpose(1, 2))
+        del weighed
+        pairs.mul_(c.decay)
+        both = inner + inner.transpose(1, 2)
+        del inner
+    d_q, d_k = ops.matmuls(pairs, c.k), ops.matmuls(pairs.transpose(1, 2), c.q)
+    del pairs
+    within, read = ops.matmuls(both, c.k), ops.matmuls(erased, found.begun.transpose(1, 2))
+    del both, erased
+    at_end = ops.matmuls(found.updates, last.ends.transpose(1, 2))
+    with ops.fused():
+        d_q.add_(from_begun)
+        del from_begun
+        at_end.mul_(c.leaving)
+        d_k.add_(within).sub_(read).add_(at_end)
+        del within, read
+        leaving = at_end.mul_(c.k).sum(-1, keepdim=True)
+        del at_end
+        through = (found.begun * last.ends).flatten(1, 2).sum(-1, keepdim=True).unsqueeze(-1).mul_(c.through)
+        d_total.sub_(leaving)
+        d_total[:, -1:].add_(leaving.sum(-2, keepdim=True)).add_(through)
+        del leaving, through
+        d_g = ops.flip(ops.flip(d_total, 1).cumsum(1), 1)
+        del d_total
+        sizes = c.sizes
+        heads = (sizes.key_heads, sizes.key_heads, sizes.heads, sizes.heads, sizes.heads)
+        found_all = [_joined(x, sizes, each) for x, each in zip((d_q, d_k, d_v, d_g, d_strength), heads, strict=True)]
+        del d_q, d_k, d_v, d_g, d_strength
+    d_q, d_k, d_v, d_g, d_strength = found_all
+    return d_q, d_k, d_v, d_g.squeeze(-1), d_strength.squeeze(-1)
+
+
+def forward(ops: Operations, given: Sequence[Array], positions: Array | None = None) -> Array:
+    """The output [batch, seq, heads, value] of sequences that begin without a state. `given`: q, k, v, g, b."""
+    c = in_chunks(ops, given, positions)
+    return output(ops, c, states(ops, c, initial_state(c)))
+
+
+def backward(ops: Operations, grad: Array, given: Sequence[Array], positions: Array | None = None) -> tuple[Array, ...]:
+    """Gradients of q, k, v, g and b."""
+    c = in_chunks(ops, given, positions)
+    with ops.fused():
+        cut = _cut(ops, grad, c.sizes)
+    found = states(ops, c, initial_state(c))
+    last = ends(ops, c, found, cut, initial_state(c))
+    return gradients(ops, c, found, cut, last)

@@ -86,6 +86,15 @@ class Operations(Protocol):
         """a [m, k] @ b [k, n] -> [m, n]."""
         ...
 
+    def matmuls(self, a: Array, b: Array) -> Array:
+        """a [n, m, k] @ b [n, k, p] -> [n, m, p], n matmuls."""
+        ...
+
+    def solve(self, matrices: Array, given: Array, upper: bool = False) -> Array:
+        """(I + strictly lower, or upper, part of matrices [n, m, m])^-1 @ given [n, m, p] -> [n, m, p], columns being dense. What
+        stands elsewhere in the matrices is not read."""
+        ...
+
     def matmul_into(self, a: Array, b: Array, out: Array) -> None:
         """out [m, n] = a [m, k] @ b [k, n]; `out` is neither of them."""
         ...
@@ -190,6 +199,7 @@ class Operations(Protocol):
     def silu(self, x: Array) -> Array: ...
     def gelu(self, x: Array) -> Array: ...
     def gelu_exact(self, x: Array) -> Array: ...
+    def softplus(self, x: Array) -> Array: ...
 
     def silu_backward_(self, grad: Array, x: Array) -> None:
         """Puts the gradient of silu(x) in the place of x."""
@@ -313,6 +323,11 @@ class Operations(Protocol):
     def fused(self, name: str = "") -> AbstractContextManager[None]:
         """Elementwise kernels that a fusing compiler makes one: it reads what comes from outside once and writes what survives
         once. `name`: `sent`, `sorted` or `experts` where a dispatcher or grouped matmul may do it on its way."""
+        ...
+
+    def steps(self, number: int, backwards: bool = False) -> Iterator[int]:
+        """0 .. number - 1, or from the last to the first, of which each reads what the one before wrote. A recorder runs the body
+        once and counts it for all: it must leave live what it found live."""
         ...
 
     def repeats(self, items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:

@@ -41,6 +41,14 @@ def matmul_into(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(a, b, out=out)
 
 
+def matmuls(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a, b)
+
+
+def solve(matrices: Tensor, given: Tensor, upper: bool = False) -> Tensor:
+    return torch.linalg.solve_triangular(matrices, given, upper=upper, unitriangular=True)
+
+
 def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
@@ -84,6 +92,10 @@ def gelu_exact(x: Tensor) -> Tensor:
 
 def gelu_exact_backward_(grad: Tensor, x: Tensor) -> None:
     torch.ops.aten.gelu_backward.grad_input(grad, x, approximate="none", grad_input=x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    return F.softplus(x)
 
 
 def silu_backward_(grad: Tensor, x: Tensor) -> None:
@@ -215,6 +227,10 @@ def on_accelerator(x: Tensor) -> bool:
 
 def fused(name: str = "") -> AbstractContextManager[None]:
     return _NOTHING
+
+
+def steps(number: int, backwards: bool = False) -> Iterator[int]:
+    return iter(reversed(range(number)) if backwards else range(number))
 
 
 def repeats(items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 class Gemm:
     """A matmul [rows, inner] x [inner, columns]. `accumulates`: added to what is there, as weight gradients are. `groups`:
     its tokens, which are its rows or those of `inner` where it accumulates, are divided among this many experts. `dtype`: the
-    recipe by which both operands were quantized before it; empty: they are in the run's format."""
+    recipe by which both operands were quantized before it; empty: they are in the run's format. `batch`: so many of these sizes,
+    each with matrices of its own."""
 
     rows: int
     columns: int
@@ -21,10 +22,11 @@ class Gemm:
     accumulates: bool = False
     groups: int = 1
     dtype: str = ""
+    batch: int = 1
 
     @property
     def flops(self) -> int:
-        return 2 * self.rows * self.columns * self.inner
+        return 2 * self.batch * self.rows * self.columns * self.inner
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,8 @@ def parse_collective(words: list[str]) -> Collective:
 
 
 def _format_item(item: Item) -> str:
+    if isinstance(item, Gemm) and item.batch != 1:
+        return f"gemms {item.batch} {item.rows} {item.columns} {item.inner}"
     if isinstance(item, Gemm):
         kind = "accumulate" if item.accumulates else "gemm"
         return (
@@ -75,6 +77,9 @@ def _parse(words: list[str]) -> Item:
         dtype = rest.pop() if rest[-1] in MULTIPLES else ""
         rows, columns, inner, groups = map(int, [*rest, "1"][:4])
         return Gemm(rows, columns, inner, kind == "accumulate", groups, dtype)
+    if kind == "gemms":
+        batch, rows, columns, inner = map(int, rest)
+        return Gemm(rows, columns, inner, batch=batch)
     if kind in ("attention", "attention-backward"):
         sequences, queries, keys, heads, kv_heads, query_key_dim, value_dim = map(int, rest)
         backward = kind == "attention-backward"

@@ -71,6 +71,19 @@ class RecorderOperations:
         self.recording.matmul(a.shape[0], b.shape[1], a.shape[1])
         return out
 
+    def matmuls(self, a: ShapeTensor, b: ShapeTensor) -> ShapeTensor:
+        assert (a.shape[0], a.shape[2]) == b.shape[:2], (a, b)
+        batch, rows, inner, columns = *a.shape, b.shape[2]
+        out = self.make((batch, rows, columns), a.dtype)
+        self.recording.matmuls(batch, rows, columns, inner)
+        return out
+
+    def solve(self, matrices: ShapeTensor, given: ShapeTensor, upper: bool = False) -> ShapeTensor:
+        batch, rows, columns = given.shape
+        out = self.make((batch, columns, rows), given.dtype).transpose(1, 2)
+        self.recording.matmuls(batch, rows, columns, -(-rows // 2))
+        return out
+
     def matmul_into(self, a: ShapeTensor, b: ShapeTensor, out: ShapeTensor) -> None:
         self.recording.matmul(a.shape[0], b.shape[1], a.shape[1])
 
@@ -238,7 +251,7 @@ class RecorderOperations:
     def silu(self, x: ShapeTensor) -> ShapeTensor:
         return x._map()
 
-    gelu = gelu_exact = silu
+    gelu = gelu_exact = softplus = silu
 
     def silu_backward_(self, grad: ShapeTensor, x: ShapeTensor) -> None:
         x._map_(grad)
@@ -352,6 +365,11 @@ class RecorderOperations:
 
     def fused(self, name: str = "") -> AbstractContextManager[None]:
         return Region(self.recording, cast(ElementwisePart, name))
+
+    def steps(self, number: int, backwards: bool = False) -> Iterator[int]:
+        start = len(self.recording.work)
+        yield 0
+        self.recording.repeat(start, number)
 
     def repeats(self, items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:
         work = self.recording.work

@@ -1,5 +1,6 @@
 """The recording of a pass: its kernels and collectives in order, its live bytes and their peak."""
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -163,6 +164,20 @@ class Recording:
         if weight is not None and weight.parameters:
             self.weights[len(self.work)] = weight.parameters
         self.work.append(Gemm(rows, columns, inner, accumulates, groups, dtype))
+
+    def matmuls(self, batch: int, rows: int, columns: int, inner: int) -> None:
+        """So many matmuls of these sizes, each of matrices of its own."""
+        assert self.region is None, "a matmul stands inside a fused region"
+        self.work.append(Gemm(rows, columns, inner, batch=batch))
+
+    def repeat(self, start: int, times: int) -> None:
+        """Counts what was recorded from item `start` on so many times, as steps that follow each other."""
+        for index, item in enumerate(self.work[start:], start):
+            if isinstance(item, Gemm):
+                self.work[index] = replace(item, batch=item.batch * times)
+            elif isinstance(item, Elementwise):
+                sizes = item.bytes * times, item.least_bytes * times
+                self.work[index] = Elementwise(*sizes, item.launches * times, item.part)
 
     def attend(self, attention: Attention) -> None:
         self.work.append(attention)

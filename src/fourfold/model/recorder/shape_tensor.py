@@ -121,10 +121,13 @@ class ShapeTensor(ShapeView):
 
     rsqrt_ = exp_ = neg_ = square_
 
+    def tril_(self, diagonal: int = 0) -> "ShapeTensor":
+        return self._map_()
+
     def log(self) -> "ShapeTensor":
         return self._map()
 
-    sigmoid = square = log
+    sigmoid = square = exp = log
 
     def clamp(self, low: float | None = None, high: float | None = None, min: float | None = None) -> "ShapeTensor":
         return self._map()
