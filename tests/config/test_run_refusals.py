@@ -154,6 +154,27 @@ def test_an_exception_that_cannot_be_is_refused(exception: dict[str, Any], words
         resolve_model(ModelSection(**stated, exceptions=[exception]))
 
 
+DELTA = {"delta_key_heads": 2, "delta_value_heads": 4, "delta_key_dim": 8, "delta_value_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mixer": "gated_delta", "delta_key_dim": 0}, "model.delta_key_dim is missing.* for example delta_key_dim = 128"),
+        ({"mixer": "gated_delta", "delta_key_heads": 3}, "model.delta_key_heads = 3 does not divide model.delta_value_heads = 4"),
+        ({"mixer": "gated_delta", "delta_value_heads": 0}, "delta_key_heads = 2 needs model.delta_value_heads > 0"),
+        ({"exceptions": [{"layers": [1], "mixer": "gated_delta"}], "delta_value_dim": 0}, "some layers model.delta_value_dim is"),
+        ({"mixer": "gated_delta", "mtp_layers": 1}, "MTP modules are known for model.mixer = 'attention' alone"),
+        ({"mixer": "gated_delta", "mup_base_hidden_size": 16}, "is not known for model.delta_value_heads = 4"),
+        ({"mixer": "mamba"}, "mamba"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_recurrence_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises((UserError, ValueError), match=words):
+        resolve_model(ModelSection(**{**MODEL, **DELTA, **changes}))
+
+
 @pytest.mark.parametrize(
     ("stated", "written"),
     [

@@ -24,6 +24,9 @@ DENSE: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 96, "num_heads": 12, "num_kv_heads": 4, "ffn_size": 144, "vocab_size": 120,
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {**DENSE, "num_experts": 6, "top_k": 2, "moe_ffn_size": 20}
+RECURRENT: dict[str, Any] = {
+    **DENSE, "mixer": "gated_delta", "delta_key_heads": 3, "delta_value_heads": 6, "delta_key_dim": 8, "delta_value_dim": 4,
+}  # fmt: skip
 SHARED: dict[str, Any] = {**EXPERTS, "num_shared_experts": 3}
 
 
@@ -42,6 +45,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**DENSE, "vocab_size": 5}, {"tp": 4}, "layout.tp = 4 leaves a rank without a row of model.vocab_size = 5; a value"),
     ({**DENSE, "ffn_size": 142}, {"tp": 4}, "layout.tp = 4 does not divide model.ffn_size = 142; a value that works: 2"),
     ({**SHARED, "moe_ffn_size": 7}, {"tp": 2}, "does not divide model.num_shared_experts x model.moe_ffn_size = 21"),
+    (RECURRENT, {"tp": 4}, "layout.tp = 4 does not divide model.delta_key_heads = 3; a value that works: 1"),
+    (RECURRENT, {"cp": 2}, "layout.cp = 2: context parallelism does not split the recurrence of model.mixer"),
     (DENSE, {"cp": 5}, "batch.sequence_length = 48 is not a multiple of 2 x layout.cp = 10"),
     (DENSE, {"cp": 3, "length": 45}, "batch.sequence_length = 45 is not a multiple of 2 x layout.cp = 6"),
     (DENSE, {"cp": 8, "cp_method": "ulysses"}, "splits 12 heads (num_heads / tp) over 8 ranks"),

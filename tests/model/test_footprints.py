@@ -20,6 +20,9 @@ GPT2 = replace(
     MODEL, family="gpt2", num_kv_heads=6, norm="layer", activation="gelu", gated=False, linear_bias=True, qkv_bias=True,
     positions="learned", tie_embeddings=True, max_position=256,
 )  # fmt: skip
+RECURRENT = replace(
+    MODEL, mixer="gated_delta", delta_key_heads=2, delta_value_heads=6, delta_key_dim=16, delta_value_dim=24
+)
 KINDS = [(1, False), (2, False), (2, True)]
 KIND_NAMES = ["one rank", "tp", "tp+sequence"]
 
@@ -54,6 +57,17 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
 
 
 @pytest.mark.grid(1)
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+@pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
+@pytest.mark.parametrize("length", [128, 70])
+def test_a_gated_delta_rule(length: int, tp: int, sequence: bool, policy: str, compute: str, documents: bool) -> None:
+    options = {"length": length, "compute": compute, "policy": policy, "documents": documents}
+    check_phases(tp, model=RECURRENT, sequence=sequence, **options)
+
+
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize(
     ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]
@@ -67,7 +81,7 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
 
 
 @pytest.mark.grid(2)
-@pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("model", [MODEL, GPT2, RECURRENT], ids=["llama", "gpt2", "recurrent"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
 def test_the_two_halves_of_backward_do_what_the_full_one_does(

@@ -43,6 +43,28 @@ def _heads(model: ModelConfig) -> str | None:
     return None
 
 
+def _gated_delta(model: ModelConfig) -> str | None:
+    if model.mixer != "gated_delta":
+        return None
+    for key, example in (
+        ("delta_value_heads", 32),
+        ("delta_key_heads", 16),
+        ("delta_key_dim", 128),
+        ("delta_value_dim", 128),
+    ):
+        if not getattr(model, key):
+            return (
+                f'model.{key} is missing: model.mixer = "gated_delta" needs it; for example {key} = {example}, as in '
+                "Qwen3-Next"
+            )
+    if model.delta_value_heads % model.delta_key_heads:
+        return (
+            f"model.delta_key_heads = {model.delta_key_heads} does not divide model.delta_value_heads = "
+            f"{model.delta_value_heads}; a value that works: delta_key_heads = {model.delta_value_heads}"
+        )
+    return None
+
+
 def _exceptions(model: ModelConfig) -> str | None:
     layers = model.num_layers
     for exception in model.exceptions if layers <= MOST_LAYERS else ():
@@ -160,6 +182,7 @@ def _multi_token(model: ModelConfig) -> str | None:
         ("positions", "rope"),
         ("norm_placement", "pre"),
         ("zero_centered_norm", False),
+        ("mixer", "attention"),
     ):
         if model.mtp_layers and getattr(model, key) != allowed:
             return (
@@ -257,7 +280,7 @@ def _balancing(model: ModelConfig) -> str | None:
 
 def _own_block(model: ModelConfig) -> str | None:
     """A person's own block takes the place of what these keys say."""
-    for key in ("num_experts", "key_value_rank", "mtp_layers"):
+    for key in ("num_experts", "key_value_rank", "mtp_layers", "delta_value_heads"):
         value = getattr(model, key)
         if model.block is not None and value:
             return (
@@ -274,7 +297,7 @@ def _mup(model: ModelConfig) -> str | None:
     stated = f"model.mup_base_hidden_size = {base}"
     if model.tie_embeddings:
         return f"{stated}: muP gives embedding and unembedding different scales; a value that works: tie_embeddings = false"
-    for key in ("key_value_rank", "mtp_layers", "block"):
+    for key in ("key_value_rank", "mtp_layers", "block", "delta_value_heads"):
         if value := getattr(model, key):
             return (
                 f"{stated} is not known for model.{key} = {value!r}; what works: {key} = 0, or no mup_base_hidden_size"
@@ -291,6 +314,7 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _own_block,
     _layers,
     _heads,
+    _gated_delta,
     _attention_spans,
     _rotary_scaling,
     _norms_and_biases,

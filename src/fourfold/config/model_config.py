@@ -55,6 +55,8 @@ class YarnScaling(Section):
 class LayerConfig:
     """The keys that a layer may have of its own: see `exceptions`."""
 
+    mixer: Literal["attention", "gated_delta"] = "attention"
+    """`attention` (the default), or `gated_delta`: the recurrence of Gated DeltaNet (Qwen3-Next)."""
     sliding_window: Count | None = None
     """Tokens that attention looks back, the query's own among them. 0: no window."""
     attention_chunk: Count | None = None
@@ -179,6 +181,17 @@ class ModelConfig(LayerConfig):
     value_head_dim: Count = 0
     """MLA: elements of a head's value."""
 
+    delta_key_heads: Count = 0
+    """Gated delta rule: heads of queries and keys."""
+    delta_value_heads: Count = 0
+    """Gated delta rule: heads of values, a multiple of `delta_key_heads`. 0: no layer has it."""
+    delta_key_dim: Count = 0
+    """Gated delta rule: elements of a head's query and key."""
+    delta_value_dim: Count = 0
+    """Gated delta rule: elements of a head's value."""
+    delta_kernel: Size = 4
+    """Gated delta rule: tokens that its convolution sees, the token's own among them. Default: 4."""
+
     activation: Literal["silu", "gelu", "gelu_exact"] = "silu"
     """Activation of the feed-forward: `silu` (the default), `gelu` in its tanh form (GPT-2), or `gelu_exact`."""
     gated: bool = True
@@ -225,6 +238,11 @@ class ModelConfig(LayerConfig):
     def is_mla(self) -> bool:
         """Multi-head latent attention."""
         return self.key_value_rank is not None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layer hands a state from token to token."""
+        return _is_recurrent(self)
 
     def is_moe(self, layer: int) -> bool:
         """Whether a block's feed-forward is a mixture of experts."""
@@ -310,6 +328,11 @@ def _of_layers(model: ModelConfig) -> tuple[ModelConfig, ...]:
         for layer in placed(exception, model.num_layers):
             own[layer].update(differences(exception))
     return tuple(_alike(model, tuple(sorted(each.items()))) for each in own)
+
+
+@lru_cache(maxsize=64)
+def _is_recurrent(model: ModelConfig) -> bool:
+    return any(each.mixer == "gated_delta" for each in model.layer_configs)
 
 
 @lru_cache(maxsize=256)

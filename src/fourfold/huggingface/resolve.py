@@ -144,6 +144,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "capacity_factor",
     ),
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
+    "delta_value_heads": ("delta_key_heads", "delta_key_dim", "delta_value_dim", "delta_kernel"),
     "mtp_layers": ("mtp_loss",),
     "mup_base_hidden_size": ("mup_base_head_dim",),
 }
@@ -151,6 +152,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 _EXAMPLES = {
     "num_experts": 8,
     "key_value_rank": 512,
+    "delta_value_heads": 32,
     "mtp_layers": 1,
     "mup_base_hidden_size": 256,
 }

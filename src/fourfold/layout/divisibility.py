@@ -16,6 +16,8 @@ def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
     sizes = {"model.num_heads": model.num_heads}
     if model.has_dense_blocks:
         sizes["model.ffn_size"] = model.ffn_size
+    if model.is_recurrent:
+        sizes["model.delta_key_heads"] = model.delta_key_heads
     if model.num_shared_experts:
         sizes["model.num_shared_experts x model.moe_ffn_size"] = model.num_shared_experts * model.moe_ffn_size
     for key, size in sizes.items():
@@ -45,6 +47,12 @@ def gemm_fault(
         sizes |= {"num_heads / tp x head_dim": heads * model.head_dim, "kv heads x head_dim": kv_heads * model.head_dim}
     if model.has_dense_blocks:
         sizes["ffn_size / tp"] = model.ffn_size // tp
+    if model.is_recurrent:
+        values = model.delta_value_heads * model.delta_value_dim
+        sizes["what a gated delta rule projects / tp"] = (
+            2 * (model.delta_key_heads * model.delta_key_dim + values + model.delta_value_heads) // tp
+        )
+        sizes["delta_value_heads / tp x delta_value_dim"] = values // tp
     if model.num_shared_experts:
         sizes["shared experts' ffn / tp"] = model.num_shared_experts * model.moe_ffn_size // tp
     chunk = sequence_length // sequence_multiple(cp)
@@ -65,6 +73,11 @@ def splits_tokens(model: ModelConfig, tokens: int, tp: int, sequence_parallel: b
 def sequence_multiple(cp: int) -> int:
     """The sequence length is a multiple of this: each rank of `cp` has two chunks, so that causal work is even."""
     return 2 * cp if cp > 1 else 1
+
+
+def splits_sequences(model: ModelConfig, cp: int) -> bool:
+    """Whether context parallelism can split its sequences: it does not hand a recurrence's state from rank to rank."""
+    return cp == 1 or not model.is_recurrent
 
 
 def splits_heads(model: ModelConfig, tp: int, cp: int, ulysses: int) -> bool:

@@ -6,6 +6,7 @@ from fourfold.config import ModelConfig
 from fourfold.model.experts.router import Routing
 from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
+from fourfold.model.kinds.gated_delta import GatedDelta
 from fourfold.model.kinds.mla import MLA
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
 from fourfold.model.kinds.routed import RoutedFeedForward
@@ -45,6 +46,12 @@ def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
     return {window for window in found if window is not None and window < sequence_length}
 
 
+def reads_positions(model: ModelConfig, document_mask: bool) -> bool:
+    """Whether segments read where each token stands in its document, beside rotary tables: as rows of a table, or to forget what
+    was before it."""
+    return model.positions == "learned" or (document_mask and model.is_recurrent)
+
+
 def rotated_width(model: ModelConfig) -> int:
     """The elements of a head of grouped-query attention that are rotated, an even number, as transformers counts them."""
     return int(model.head_dim * model.rotary_fraction)
@@ -64,6 +71,15 @@ def _rope(model: ModelConfig) -> Rope | None:
 
 
 def _mixer(model: ModelConfig) -> Mixer:
+    if model.mixer == "gated_delta":
+        return GatedDelta(
+            num_key_heads=model.delta_key_heads,
+            num_value_heads=model.delta_value_heads,
+            key_head_dim=model.delta_key_dim,
+            value_head_dim=model.delta_value_dim,
+            kernel=model.delta_kernel,
+            norm_eps=model.norm_eps,
+        )
     if model.key_value_rank is not None:
         return MLA(
             num_heads=model.num_heads,

@@ -18,7 +18,8 @@ class ParameterSpec:
     than ranks. Dim 0 of an expert parameter is the experts, split over `ep`. `summed`: for a replicated parameter, when its
     gradient is a partial sum on every tensor-parallel rank: `always`, or under sequence parallelism alone (`sequence`).
     `head_rows`: rows of the matrices that each head of an up-projection from a latent has, which follow each other. `lr_scale`: its
-    learning rate is `optimizer.lr` times this.
+    learning rate is `optimizer.lr` times this. `log_uniform`: initial values are the logarithms of numbers drawn evenly between
+    these two, whatever `init_std` says.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ParameterSpec:
     head_rows: tuple[int, ...] = ()
     lr_scale: float = 1.0
     domain: Domain = "dense"
+    log_uniform: tuple[float, float] | None = None
 
     @property
     def numel(self) -> int:

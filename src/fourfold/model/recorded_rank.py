@@ -11,7 +11,7 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.parts import Parts, PassInParts
-from fourfold.model.layers import ropes_of
+from fourfold.model.layers import reads_positions, ropes_of
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.recorder.operations import RecorderOperations
@@ -158,7 +158,7 @@ class RecordedRank:
                 for rope in ropes_of(model)
             },
             document_lengths=[[shape.sequence_length]] * shape.sequences if shape.document_mask else None,
-            positions=outside(tokens, "int64") if model.positions == "learned" else None,
+            positions=outside(tokens, "int64") if reads_positions(model, shape.document_mask) else None,
             ahead_tokens=ahead,
             ahead_targets=ahead,
         )

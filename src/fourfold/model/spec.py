@@ -41,7 +41,8 @@ class UnitSpec:
 
 
 def _is_matrix(spec: ParameterSpec) -> bool:
-    return spec.weight_decay and len(spec.shape) > 1
+    """Vectors that stand as matrices of one row are none: a depthwise convolution's, a gate's."""
+    return spec.weight_decay and len(spec.shape) > 1 and min(spec.shape[-2:]) > 1
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
-from fourfold.model.layers import ropes_of
+from fourfold.model.layers import reads_positions, ropes_of
 from fourfold.model.spec import Segment
 from fourfold.model.work import SavedParts
 from fourfold.program.buffers import CORE_BUFFERS, device
@@ -16,11 +16,11 @@ def core_buffer_bytes(view: RankView, name: str) -> int:
     kind, _, rest = device(name).partition("/")
     spec = view.spec
     element, layout, model = DTYPE_BYTES[spec.compute], spec.layout, spec.model
-    learned, rotated = model.positions == "learned", sum(rope.width for rope in ropes_of(model))
+    positions, rotated = reads_positions(model, spec.document_mask), sum(rope.width for rope in ropes_of(model))
     if kind == "rope":
         return layout.sequence_length * rotated * element
     if kind == "batch":
-        numbers = layout.tokens * (2 * (1 + model.mtp_layers) + learned) * SCALAR_BYTES
+        numbers = layout.tokens * (2 * (1 + model.mtp_layers) + positions) * SCALAR_BYTES
         row = layout.tokens // layout.microbatch_sequences * rotated * element
         tables = layout.microbatch_sequences if spec.document_mask else 1 if layout.cp > 1 else 0
         return numbers + tables * row

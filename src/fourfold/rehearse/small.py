@@ -130,6 +130,12 @@ def _model(resolved: ResolvedRun, stages: int, ep: int) -> Table:
     if model.is_mla:
         found |= {"key_value_rank": 16, "query_rank": 16 if model.query_rank else 0, "num_kv_heads": HEADS}
         found |= {"rope_head_dim": HEAD // 2, "nope_head_dim": HEAD, "value_head_dim": HEAD}
+    if model.is_recurrent:
+        found |= {
+            "delta_key_heads": HEADS,
+            "delta_value_heads": HEADS * min(2, model.delta_value_heads // model.delta_key_heads),
+        }
+        found |= {"delta_key_dim": HEAD, "delta_value_dim": HEAD}
     if model.num_experts:
         groups = min(2, model.num_expert_groups)
         found |= {

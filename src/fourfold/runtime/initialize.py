@@ -99,7 +99,11 @@ def fill_runs(
     def fill(task: Sequence[Run]) -> None:
         draws = _Draws(spec.name, seed)
         for block in _parts(task, _BLOCK):
-            values = _normals(draws, block).mul_(spec.init_std or 0.0)
+            if spec.log_uniform is not None:
+                least, most = spec.log_uniform
+                values = _uniforms(draws, block).mul_(most - least).add_(least).log_()
+            else:
+                values = _normals(draws, block).mul_(spec.init_std or 0.0)
             begin, low = 0, block[0][2]
             if low + values.numel() == block[-1][2] + block[-1][1] - block[-1][0]:  # without padding between
                 out[low : low + values.numel()] = values
@@ -161,13 +165,18 @@ class _Draws:
         self._counter = start // 4 + -(-(skipped + len(out)) // 4)
 
 
-def _normals(draws: _Draws, runs: Sequence[Run]) -> Tensor:
-    """Standard normals cut at three deviations, by inversion, of runs one behind the other, fp64."""
+def _uniforms(draws: _Draws, runs: Sequence[Run]) -> Tensor:
+    """Numbers in [0, 1), of runs one behind the other, fp64."""
     uniform = np.empty(sum(last - first for first, last, _ in runs))
     begin = 0
     for first, last, _ in runs:
         draws.into(uniform[begin : begin + last - first], first)
         begin += last - first
+    return torch.from_numpy(uniform)
+
+
+def _normals(draws: _Draws, runs: Sequence[Run]) -> Tensor:
+    """Standard normals cut at three deviations, by inversion, of runs one behind the other, fp64."""
     low = 0.5 * (1 + math.erf(-TRUNCATION / math.sqrt(2)))
-    values = torch.from_numpy(uniform).mul_(1 - 2 * low).add_(low)
+    values = _uniforms(draws, runs).mul_(1 - 2 * low).add_(low)
     return values.mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2)).clamp_(-TRUNCATION, TRUNCATION)

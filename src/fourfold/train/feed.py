@@ -12,7 +12,7 @@ from fourfold.data.batches import IGNORED, Batch, look_ahead
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.layers import ropes_of, windows_of
+from fourfold.model.layers import reads_positions, ropes_of, windows_of
 from fourfold.model.rope import Rope
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
@@ -25,7 +25,7 @@ EVERY = slice(None)
 @dataclass(frozen=True)
 class HostMicrobatch:
     """The inputs of one microbatch in the host's memory, which is pinned for CUDA. [microbatch_sequences, own
-    positions] each, [D, ...] of the D MTP modules; positions: where they choose angles or rows of a table, else None."""
+    positions] each, [D, ...] of the D MTP modules; positions: where something is chosen by them, else None."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
@@ -57,7 +57,8 @@ class RowFeed:
     their columns the rank reads those of `share`, which is None where it has the full sequence: where documents are kept apart,
     those that make attention even among the ring's ranks, in chunks of a multiple of `together` tokens; else, or where that is
     None, those of zig-zag. `mtp_layers`: MTP modules, whose
-    tokens and targets are found in full rows, so that no rank needs another's. `learned`: whether positions are."""
+    tokens and targets are found in full rows, so that no rank needs another's. `positions`: whether segments read them, not
+    rotary tables at them alone."""
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class RowFeed:
         share: ContextShare | None = None,
         mtp_layers: int = 0,
         together: int | None = 1,
-        learned: bool = False,
+        positions: bool = False,
     ) -> None:
         self._batch = batch
         self._size = microbatch_sequences
-        self._tables, self._learned = tables, learned
+        self._tables, self._reads_positions = tables, positions
         self._placements = _placements(batch, microbatch_sequences, share, together)
         self._columns = None if share is None else self._own_columns(share)
         self._ahead = [look_ahead(batch, depth) for depth in range(1, mtp_layers + 1)]
@@ -100,7 +101,7 @@ class RowFeed:
     def _in_host_memory(self, microbatch: int) -> HostMicrobatch:
         rows = slice(microbatch * self._size, (microbatch + 1) * self._size)
         batch = self._batch
-        reads_positions = batch.document_lengths is not None or self._learned
+        reads_positions = batch.document_lengths is not None or self._reads_positions
         ahead: list[torch.Tensor] = []
         if self._ahead:
             kinds = zip(*self._ahead, strict=True)
@@ -119,8 +120,8 @@ class RowFeed:
         return None if tensor is None else to_device(tensor, self._tables.device)
 
     def load(self, microbatch: int) -> Microbatch:
-        """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, or the
-        positions themselves where they are learned."""
+        """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, and the
+        positions themselves where segments read them."""
         host = self._prepared.get(microbatch) or self._in_host_memory(microbatch)
         lengths, device = self._batch.document_lengths, self._tables.device
         chosen = positions = self._on_device(host.positions)
@@ -133,7 +134,7 @@ class RowFeed:
             document_lengths=None
             if lengths is None
             else lengths[microbatch * self._size : (microbatch + 1) * self._size],
-            positions=positions if self._learned else None,
+            positions=positions if self._reads_positions else None,
             ahead_tokens=self._on_device(host.ahead_tokens),
             ahead_targets=self._on_device(host.ahead_targets),
             placement=self._placements[microbatch] if self._placements else None,
@@ -153,11 +154,10 @@ def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: RotaryTables) -> 
     together stay so."""
     layout, model = spec.layout, spec.model
     share = layout.context_share(rank) if layout.cp > 1 else None
-    in_zigzag = model.block is not None or windows_of(model, layout.sequence_length)
+    in_zigzag = model.block is not None or model.is_recurrent or windows_of(model, layout.sequence_length)
     together = None if in_zigzag else spec.recipe.multiple if spec.recipe is not None else 1
-    return RowFeed(
-        batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together, model.positions == "learned"
-    )
+    positions = reads_positions(model, batch.document_lengths is not None)
+    return RowFeed(batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together, positions)
 
 
 def feed_tables(spec: StepSpec, device: torch.device) -> RotaryTables:

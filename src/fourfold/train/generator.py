@@ -89,12 +89,12 @@ class Generator:
         mixers = (layer.mixer if layer is not None else None for layer in layers_of(model))
         self._caches = [KeyValueCache(most, getattr(m, "window", None), getattr(m, "chunk", None)) for m in mixers]
         self._read: list[int] = []
-        self._keeps = model.block is None
+        self._keeps = model.block is None and not model.is_recurrent
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> Tensor:
         """Logits of the token after `tokens`, at most `most` of them -> [vocab]. Tokens that go on from the last call's cost
-        themselves alone, unless a person's own block is among the layers."""
+        themselves alone, unless a person's own block or a recurrence is among the layers."""
         held = len(self._read)
         goes_on = self._keeps and 0 < held < len(tokens) and tokens[:held] == self._read
         if not goes_on:
