@@ -57,6 +57,7 @@ STATED: dict[str, dict[str, Any]] = {
     "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
     **{name: {**DIMENSIONS, **stated, "balance_bias_speed": 0} for name, stated in FAMILIES.items()},  # it stands in no config.json
+    "gemma3_text without windows": {**DIMENSIONS, "family": "gemma3_text", "rope_theta": 1e6, "tie_embeddings": False},
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
 }  # fmt: skip
 

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from fourfold.config import ModelConfig, ModelSection, UserError, parse_run
 from fourfold.config.model_config import RopeScaling
 from fourfold.huggingface import FAMILIES, parse_config, resolve_model, to_config
+from fourfold.huggingface.layer_types import FULL, layer_types, window_of
 from fourfold.layout import resolve_layout
+from tests.huggingface import architectures
 
 DIMENSIONS: dict[str, Any] = {
     "num_layers": 2,
@@ -33,6 +35,7 @@ MODELS = {
     "qwen2": ModelConfig(**DIMENSIONS, family="qwen2", qkv_bias=True, norm_eps=1e-6),
     "qwen2 tied": ModelConfig(**DIMENSIONS, family="qwen2", qkv_bias=True, tie_embeddings=True),
     "qwen3": ModelConfig(**{**DIMENSIONS, "head_dim": 16}, family="qwen3", qk_norm=True, rope_theta=1e6),
+    **{name: each for name, each in architectures.MODELS.items() if FAMILIES[each.family].ropes},
 }
 
 
@@ -63,6 +66,9 @@ def test_what_transformers_makes_of_our_config_reads_back(name: str, tmp_path: P
 def _in_the_form_of_version_4(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
     rope = dict(raw.pop("rope_parameters"))
+    for kind, (key, _) in FAMILIES[raw["model_type"]].ropes.items():
+        raw[key] = rope[kind]["rope_theta"]
+    rope = dict(rope.get(FULL, rope))
     raw["rope_theta"] = rope.pop("rope_theta")
     raw["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     raw["torch_dtype"] = raw.pop("dtype", "float32")
@@ -89,12 +95,19 @@ def test_transformers_reads_either_rope_form_that_we_write(name: str, form: str,
     if form == "rope_parameters":
         del raw["rope_scaling"], raw["rope_theta"]
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    rope = AutoConfig.from_pretrained(tmp_path).rope_parameters
-    assert rope["rope_theta"] == model.rope_theta
-    assert rope["rope_type"] == ("llama3" if model.rope_scaling else "default")
-    if model.rope_scaling:
-        assert rope["factor"] == model.rope_scaling.factor
-        assert rope["original_max_position_embeddings"] == model.rope_scaling.original_max_position
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    kinds = dict.fromkeys(layer_types(model)) if FAMILIES[model.family].ropes else [None]
+    for kind in kinds:
+        rope = theirs[kind] if kind else theirs
+        each = model.of_layer(layer_types(model).index(kind)) if kind else model
+        assert rope["rope_theta"] == each.rope_theta
+        scalings = {"llama3": each.rope_scaling, "linear": each.linear_scaling != 1, "yarn": each.yarn_scaling}
+        assert rope["rope_type"] == next((name for name, scaling in scalings.items() if scaling), "default")
+        assert rope.get("factor") in (
+            None, each.linear_scaling, *(table.factor for table in (each.rope_scaling, each.yarn_scaling) if table)
+        )  # fmt: skip
+        if each.rope_scaling:
+            assert rope["original_max_position_embeddings"] == each.rope_scaling.original_max_position
 
 
 BARE = {
@@ -106,7 +119,7 @@ BARE = {
 }
 
 
-@pytest.mark.parametrize("family", [f.name for f in FAMILIES.values() if f.rope_types and "num_experts" in f.fixed])
+@pytest.mark.parametrize("family", [f.name for f in FAMILIES.values() if f.rope_types and not f.has_experts])
 def test_keys_left_out_mean_what_they_mean_to_transformers(family: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
@@ -118,10 +131,17 @@ def test_keys_left_out_mean_what_they_mean_to_transformers(family: str, tmp_path
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 1024 // 32)
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.max_position == theirs.max_position_embeddings
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    for kind in dict.fromkeys(layer_types(ours)):
+        rope = theirs.rope_parameters.get(kind, theirs.rope_parameters)
+        assert ours.of_layer(layer_types(ours).index(kind)).rope_theta == rope["rope_theta"]
     assert ours.init_std == theirs.initializer_range
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    assert ours.sliding_window == theirs.sliding_window if family == "mistral" else ours.sliding_window is None
+    if family == "mistral" or FAMILIES[family].ropes:
+        assert window_of(ours) == theirs.sliding_window
+    else:
+        assert ours.sliding_window is None
+    if FAMILIES[family].ropes:
+        assert layer_types(ours) == theirs.layer_types
 
 
 @settings(max_examples=100, deadline=None)

@@ -17,6 +17,7 @@ from fourfold.huggingface import FAMILIES
 from fourfold.huggingface.config_json import unread_keys
 from tests.support.config_mutations import Case, cases, exact_norms, judge, write_base
 from tests.support.config_values import BASES, LEFT_OUT
+from tests.support.parity_reference import modeling_of
 
 KNOWN = (
     Case("llama", ("attention_dropout",), 0.25),
@@ -74,16 +75,18 @@ OTHER_LAYERS = {"layer_types", "sliding_window", "attention_chunk_size", "head_d
 """Read in shared code for layers of a kind that some families have not; those that have them know the keys."""
 OTHER_HEADS = {"hidden_dropout"}
 """Read for models that classify."""
+PICTURES = {"image_size", "layer_norm_eps", "mm_tokens_per_image", "patch_size"}
+"""Read by what stands beside a decoder of text."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_key_that_transformers_code_reads_is_known(family: str) -> None:
     """Keys that no class lists among its own, such as is_causal, are found so."""
     shared = _read_by_transformers("transformers.masking_utils", "transformers.modeling_rope_utils")
-    own = _read_by_transformers(f"transformers.models.{family}.modeling_{family}")
+    own = _read_by_transformers(modeling_of(family).__name__)
     assert {"is_causal", "rope_parameters"} <= shared
     assert len(own) > 10
-    for found, others in ((own, OTHER_HEADS), (shared, OTHER_LAYERS)):
+    for found, others in ((own, OTHER_HEADS | PICTURES), (shared, OTHER_LAYERS)):
         assert set(unread_keys(dict.fromkeys(found, 1), FAMILIES[family])) <= others | METHODS
 
 

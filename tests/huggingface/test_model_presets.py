@@ -7,6 +7,8 @@ from fourfold.huggingface import resolve_model, to_config
 from fourfold.model.counts import num_active_parameters, num_parameters
 
 PUBLISHED = {
+    "gemma3-1b": 999_885_952,
+    "gemma3-27b": 27_009_346_304,
     "llama2-7b": 6_738_415_616,
     "llama3-8b": 8_030_261_248,
     "llama3.1-8b": 8_030_261_248,

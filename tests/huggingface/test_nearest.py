@@ -116,15 +116,12 @@ def test_windows_and_the_layers_that_have_them(more: dict[str, Any], window: tup
     assert nearest_model({"model_type": "exaone4"} | sizes(4, 64, 4, 128, 512) | more, "config.json").window == window
 
 
-def test_the_decoder_of_a_model_of_text_and_pictures() -> None:
+def test_the_decoder_of_a_model_of_text_and_pictures(tmp_path: Path) -> None:
     text = {"model_type": "gemma3_text"} | sizes(62, 5376, 32, 21504, 262208, 16, head_dim=128, sliding_window=1024)
-    near = nearest_model(
-        {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}, "config.json"
-    )
-    assert near.values["num_layers"] == 62
-    assert near.values["tie_embeddings"]
-    assert near.differences[0] == "its parts for pictures or sound are left out"
-    assert near.window == (1024, 5 / 6)
+    model, near = taken(tmp_path, {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}})
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    assert model == resolve_model(ModelSection(hf=str(tmp_path)))
+    assert near.differences == ("its parts for pictures or sound are left out",)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +164,16 @@ def test_what_a_family_cannot_be_trained_with_is_reported(tmp_path: Path) -> Non
 
 
 NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
-    "gemma3": (
-        {"model_type": "gemma3_text", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "gemma3n": (
+        {"model_type": "gemma3n_text", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
          "initializer_range": 0.01},
         {"rope_theta": 1e6, "norm_eps": 1e-6, "init_std": 0.01},
-        ("rotary base of the others", "root of their width", "norms behind"),
+        ("rotary base of the others", "root of their width"),
+    ),
+    "a key that gemma3 is not trained with": (
+        {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+        {"norm_placement": "sandwich", "zero_centered_norm": True, "scaled_embedding": True, "qk_norm": True, "activation": "gelu"},
+        ("use_bidirectional_attention: not read",),
     ),
     "bases by kind of layer": (
         {"model_type": "new", "rope_parameters": {
@@ -211,7 +213,7 @@ def test_numbers_are_carried_and_what_is_lost_is_named(case: str) -> None:
     near = nearest_model(sizes(4, 64, 4, 128, 512) | stated, "config.json")
     assert {key: near.values[key] for key in carried} == carried
     assert all(any(part in each for each in near.differences) for part in lost), near.differences
-    assert len(near.differences) == len(lost) + (case == "gemma3"), near.differences  # its activation
+    assert len(near.differences) == len(lost), near.differences
 
 
 def test_wild_values_of_a_kind_of_layer_are_lost_and_no_error() -> None:

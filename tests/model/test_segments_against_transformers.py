@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from fourfold.config import ModelConfig
 from fourfold.config.model_config import LayerException, RopeScaling
+from fourfold.model.embedding import embedding_forward
 from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
 from tests.support.plain_model import PlainModel, random_tokens, transformers_model
@@ -71,6 +72,20 @@ def test_loss_and_every_gradient(name: str, keep: bool) -> None:
         wanted = view_of(parameter, gradients)
         assert wanted.norm() > 0 or parameter.endswith("k_proj.bias")  # scores do not depend on the keys' bias
         torch.testing.assert_close(value, wanted, rtol=1e-8, atol=1e-11, msg=parameter)
+
+
+@pytest.mark.parametrize("width", [24, 26, 1152, 5376])
+def test_an_embedding_is_scaled_by_a_number_that_is_rounded_as_it_is(width: int) -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+    model = replace(BASE, hidden_size=width, num_heads=2, head_dim=width // 2, scaled_embedding=True)
+    for dtype in (torch.bfloat16, torch.float32):
+        ours = PlainModel(replace(model, num_layers=1), dtype)
+        theirs = Gemma3TextScaledWordEmbedding(61, width, 0, width**0.5).to(dtype)
+        theirs.weight.data = ours.parameters()["model.embed_tokens.weight"]
+        tokens = torch.arange(61)[None]
+        weights = ours.weights["embed"]
+        assert torch.equal(embedding_forward(ours.env, tokens, weights), theirs(tokens)[0])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt2"])

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -27,6 +26,7 @@ from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.huggingface import FAMILIES, resolve_model
 from fourfold.layout import resolve_layout
 from tests.support.config_values import BASES, LEFT_OUT, OTHERS, ROPE_VALUES, SIZES, changes
+from tests.support.parity_reference import norms_of
 from tests.support.plain_model import PlainModel
 
 LENGTH = 40
@@ -133,7 +133,7 @@ def _tolerance(case: Case) -> float:
     """transformers computes routers in fp32, and on the processor attention with a mask that it is given."""
     if case.path[-1] == "layer_types":
         return 1e-7
-    return 1e-9 if "num_experts" in FAMILIES[BASES[case.base][0]].fixed else 2e-6
+    return 2e-6 if FAMILIES[BASES[case.base][0]].has_experts else 1e-9
 
 
 def _names(case: Case, message: str) -> bool:
@@ -206,11 +206,9 @@ def exact_norms() -> Iterator[None]:
     """transformers' RMS norms in the format of their input instead of fp32."""
     kept = []
     for family in FAMILIES:
-        module = getattr(transformers.models, family)
-        code = __import__(f"{module.__name__}.modeling_{family}", fromlist=["x"])
-        for name in [name for name in vars(code) if name.endswith("RMSNorm")]:
+        for code, name, norm in norms_of(family):
             kept.append((code, name, getattr(code, name)))
-            setattr(code, name, torch.nn.RMSNorm)
+            setattr(code, name, norm)
     try:
         yield
     finally:

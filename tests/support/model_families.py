@@ -7,6 +7,15 @@ Sizes are odd where they may be; layers are enough for two stages with two virtu
 from typing import Any
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "family": "gemma3_text",
+        "num_layers": 4,
+        "head_dim": 6,
+        "attention_scale": 0.5**1.5,
+        "rope_theta": 10000.0,
+        "sliding_window": 6,
+        "exceptions": [{"every": 3, "sliding_window": 0, "rope_theta": 1000000.0, "linear_scaling": 8.0}],
+    },
     "olmo2": {"family": "olmo2", "num_layers": 5, "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5},
     "qwen2": {
         "family": "qwen2",

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fourfold.config import ModelConfig, parse_run
 from fourfold.huggingface import resolve_model, to_config
-from fourfold.huggingface.families import family_of
+from fourfold.huggingface.families import FAMILIES, family_of
 from fourfold.layout import resolve_layout
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import resolve_step
@@ -42,25 +42,39 @@ def reference(table: dict[str, Any]) -> Record:
     transformers computes norms and routers in fp32 whatever the model's format; torch's own RMSNorm takes the place of its
     norms, and in fp64 the routers' casts are to fp64.
     """
-    model = resolve_model(parse_run(table).model)
-    family = transformers_config(model)["model_type"]
-    modeling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    norm = _ZeroCenteredRMSNorm if model.zero_centered_norm else _RMSNorm
+    family = transformers_config(resolve_model(parse_run(table).model))["model_type"]
     with pytest.MonkeyPatch.context() as patch:
-        for name in [each for each in vars(modeling) if each.endswith("RMSNorm")]:
+        for modeling, name, norm in norms_of(family):
             patch.setattr(modeling, name, norm)
         return _reference(table)
+
+
+def norms_of(family: str) -> Iterator[tuple[Any, str, type[torch.nn.RMSNorm]]]:
+    """RMS norms of transformers' code of a family, (module, name), and torch's own in their place."""
+    modeling = modeling_of(family)
+    norm = _ZeroCenteredRMSNorm if FAMILIES[family].fixed.get("zero_centered_norm") else _RMSNorm
+    for name in [each for each in vars(modeling) if each.endswith("RMSNorm")]:
+        yield modeling, name, norm
+
+
+def modeling_of(family: str) -> Any:
+    """transformers' code of a family."""
+    folder = family.removesuffix("_text")
+    return importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
 
 
 class _RMSNorm(torch.nn.RMSNorm):
     """torch's own, with transformers' default."""
 
-    def __init__(self, size: int, eps: float = 1e-6) -> None:
-        super().__init__(size, eps=eps)
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps=eps)
 
 
 class _ZeroCenteredRMSNorm(_RMSNorm):
-    """With a gain of 1 + weight."""
+    """With a gain of 1 + weight, which is zero at the start."""
+
+    def reset_parameters(self) -> None:
+        torch.nn.init.zeros_(self.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
@@ -142,9 +156,12 @@ def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
     config = AutoConfig.for_model(
         raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager").to(
-        dtype
-    )
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager")
+    theirs = theirs.to(dtype)
+    for module in theirs.modules():  # a number that was rounded to fp32 when the model was made
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=dtype)
+    return theirs
 
 
 def in_double(forward: Callable[..., Any], module: Any) -> Callable[..., Any]:

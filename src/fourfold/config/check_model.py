@@ -183,6 +183,7 @@ def _multi_token(model: ModelConfig) -> str | None:
         ("norm_placement", "pre"),
         ("zero_centered_norm", False),
         ("mixer", "attention"),
+        ("scaled_embedding", False),
     ):
         if model.mtp_layers and getattr(model, key) != allowed:
             return (

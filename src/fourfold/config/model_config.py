@@ -132,6 +132,8 @@ class ModelConfig(LayerConfig):
     import it with `--trust` alone."""
     tie_embeddings: bool = False
     """Whether embedding and unembedding share one matrix. Default: false."""
+    scaled_embedding: bool = False
+    """Whether the embedding is multiplied by the root of `hidden_size` (Gemma). Default: false."""
     exceptions: Annotated[tuple[LayerException, ...], Field(strict=False)] = ()
     """Layers that differ from the others, and in what: tables with `layers` or `every`, and the keys of those layers."""
     max_position: Size = 131072

@@ -129,7 +129,7 @@ def parse_config(raw: dict[str, Any], source: str = "config.json", without_dropo
     read = {key.ours: key.read(raw, source) for key in family.keys}
     values.update({ours: value for ours, value in read.items() if value is not None})
     values["tie_embeddings"] = bool(raw.get("tie_word_embeddings", family.implied.get("tie_embeddings", False)))
-    if family.rope_types:
+    if family.rope_types and not family.ropes:
         read_rope(raw, values, family.rope_types, source)
     family.read(raw, values, source)
     return values
@@ -167,7 +167,7 @@ def to_config(model: ModelConfig, dtype: str = "float32", eos: int | None = None
         **{name: value for key in family.keys for name, value in key.write(getattr(model, key.ours)).items()},
         **dict.fromkeys(family.dropouts, 0.0),
         **family.constants,
-        **(write_rope(model) if family.rope_types else {}),
+        **(write_rope(model) if family.rope_types and not family.ropes else {}),
         **family.write(model),
     }
     if eos is not None:

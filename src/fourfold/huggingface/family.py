@@ -63,7 +63,8 @@ class Family:
     Models: a key of `ModelConfig` that the family's `config.json` does not state has its default in all models of the family, or
     the value in `fixed`; `usual` are values that hold where a run file does not say otherwise. `may`: keys that `read` and `write`
     treat; `by_layer`: keys that `exceptions` may state; `needs`: keys that must not be 0. `rope_types`: kinds of rotary
-    positions; empty where positions are learned. `departs(model)`: our keys, with values, that it cannot have, beside these.
+    positions; empty where positions are learned; `ropes`: where layers with a window have their own, the key and the usual value of
+    the base of each kind of layer. `departs(model)`: our keys, with values, that it cannot have, beside these.
 
     Tensors: `tensors` are their names on disk; `balance_bias`: whether routers have a balancing bias there.
     """
@@ -77,6 +78,7 @@ class Family:
     by_layer: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     rope_types: tuple[str, ...] = ("default", "llama3", "yarn", "linear")
+    ropes: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     departs: Callable[[ModelConfig], dict[str, Any]] = _nothing
     states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()

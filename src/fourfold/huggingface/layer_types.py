@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
-from fourfold.config.model_config import OFF, ModelConfig, exceptions_of
+from fourfold.config.model_config import LAYER_KEYS, OFF, ModelConfig, exceptions_of
 from fourfold.huggingface.key import number, require
+from fourfold.huggingface.rope import FULL
 
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
 _WINDOW, _FULL_LAYERS = 4096, 28
 """Values that transformers takes where `sliding_window` and `max_window_layers` are left out."""
 
@@ -58,6 +59,31 @@ def read_switched_window(raw: Mapping[str, Any], values: dict[str, Any], source:
         values["exceptions"] = exceptions_of([{"sliding_window": OFF} if kind == FULL else {} for kind in kinds])
 
 
+def read_period(
+    raw: Mapping[str, Any],
+    values: dict[str, Any],
+    source: str,
+    period: int,
+    ropes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Fills `sliding_window` and `exceptions` for families in which, without `layer_types`, the last of each so many layers has no
+    window. `ropes`: the rotary keys of each kind of layer, where they differ."""
+    layers = values.get("num_layers", 0)
+    kinds = stated_kinds(raw, layers, source)
+    if kinds is None:
+        kinds = [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+    own: dict[str, dict[str, Any]] = {kind: {**(ropes or {}).get(kind, {})} for kind in (FULL, SLIDING)}
+    own[FULL]["sliding_window"] = OFF
+    if SLIDING in kinds:
+        own[SLIDING]["sliding_window"] = number(raw.get("sliding_window", _WINDOW), "sliding_window", source, int)
+    common = dict(own[SLIDING if SLIDING in kinds else FULL])
+    for kind in kinds:  # a layer can have a scaling of its own, and not none
+        common.update({key: None for key, value in own[kind].items() if value is None})
+    values.update({key: value for key, value in common.items() if value is not None})
+    differ = {kind: {key: value for key, value in own[kind].items() if value != common[key]} for kind in set(kinds)}
+    values["exceptions"] = exceptions_of([differ[kind] for kind in kinds])
+
+
 def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     """Raises `UserError` where `layer_types` says anything but that all layers are alike, as in families that do not read it."""
     kinds = stated_kinds(raw, values.get("num_layers", 0), source)
@@ -74,6 +100,18 @@ def layer_types(model: ModelConfig) -> list[str]:
 def window_of(model: ModelConfig) -> int | None:
     """The window of the layers that have one, the widest if there are several; None where no layer has."""
     return max((each.sliding_window for each in model.layer_configs if each.sliding_window), default=None)
+
+
+def of_kinds(model: ModelConfig) -> dict[str, ModelConfig | None]:
+    """A model whose layers are all of a kind, for layers with and without a window; None where there are none of that kind."""
+    kinds = layer_types(model)
+    return {kind: model.of_layer(kinds.index(kind)) if kind in kinds else None for kind in (FULL, SLIDING)}
+
+
+def two_kinds(model: ModelConfig) -> dict[str, Any]:
+    """`exceptions` where layers that have a window, or those that have none, are not alike."""
+    kinds = {(bool(each.sliding_window), *(getattr(each, key) for key in LAYER_KEYS)) for each in model.layer_configs}
+    return {"exceptions": model.exceptions} if len(kinds) > len({kind[0] for kind in kinds}) else {}
 
 
 def one_window(model: ModelConfig) -> dict[str, Any]:

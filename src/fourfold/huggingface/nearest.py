@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config.errors import UserError
+from fourfold.huggingface.config_json import parse_config
+from fourfold.huggingface.families import FAMILIES
 from fourfold.huggingface.nearest_keys import (
     LAYER_NORM,
     LAYER_NORM_KEYS,
@@ -36,13 +38,13 @@ _OTHER_KEYS = (
 """Keys of families whose layers are not attention followed by a feed-forward."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 _BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "add_bias_linear")
-_QK_NORM = ("qwen3", "gemma3", "olmo2", "olmo3", "olmoe")
+_QK_NORM = ("olmo3", "olmoe")
 _SIDE_BY_SIDE = {"gptj", "phi", "cohere", "cohere2", "codegen"}
-_MORE_NORMS = {"gemma2", "gemma3_text", "glm4"}
+_MORE_NORMS = {"gemma2", "glm4"}
 _DIMENSIONS = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size", "max_position",
 )  # fmt: skip
-_WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gemma3_text": 5 / 6, "gpt_oss": 1 / 2, "gpt_neo": 1 / 2}
+_WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gpt_oss": 1 / 2, "gpt_neo": 1 / 2}
 """The share of layers with a window, in families that mix both kinds."""
 
 
@@ -64,9 +66,11 @@ def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
     pictures = any(isinstance(raw[key], dict) and key.startswith((*TEXT, "vision", "audio")) for key in raw)
     raw = AskedKeys(flattened(raw))
     family = str(raw.get("model_type"))
+    differences = ["its parts for pictures or sound are left out"] if pictures else []
+    if pictures and family in FAMILIES:
+        return Nearest(parse_config(dict(raw), source), tuple(differences), family=family)
     _refuse(raw, family, source)
     found = sizes(raw, source)
-    differences = ["its parts for pictures or sound are left out"] if pictures else []
     values = _dimensions(raw, family, found, source)
     values.update(_experts(raw, found, differences))
     values.update(_mla(found))
@@ -75,6 +79,7 @@ def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
         values["mtp_layers"] = found["mtp_layers"]
     differences += _left_out(raw, family)
     values.update(numbers(raw, family, values, differences, source))
+    values = {**_fixed(family), **values}
     window = _window(raw, family, found)
     return Nearest(values, (*differences, *unread_keys(raw)), window, family=family)
 
@@ -82,6 +87,11 @@ def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
 def gated_width(size: int | None) -> int | None:
     """The size of a gated feed-forward with as many weights as one without a gate; None for None."""
     return _TILE * round(size * 2 / 3 / _TILE) if size else size
+
+
+def _fixed(family: str) -> dict[str, Any]:
+    """Values that all models of a family have that is trained here; this one has something beside them."""
+    return dict(FAMILIES[family].fixed) if family in FAMILIES else {}
 
 
 def _refuse(raw: dict[str, Any], family: str, source: str) -> None:
@@ -193,7 +203,9 @@ def _options(raw: dict[str, Any], family: str, values: dict[str, Any], differenc
     activation = _activation(raw)
     gated = is_gated(family, activation)
     options: dict[str, Any] = {"gated": gated, "activation": "silu" if gated else "gelu"}
-    if gated and activation not in ("silu", "swish", "swiglu", None):
+    if gated and "activation" in (fixed := _fixed(family)):
+        options["activation"] = fixed["activation"]
+    elif gated and activation not in ("silu", "swish", "swiglu", None):
         differences.append(f"a gated {activation} as a gated silu")
     if not gated and special:
         width = gated_width(values.get("moe_ffn_size", values["ffn_size"]))
@@ -217,6 +229,7 @@ def _biases(
     if "key_value_rank" in values:
         return {"qk_norm": False, "qkv_bias": False, "linear_bias": False}
     qk_norm = bool(raw.get("use_qk_norm") or raw.get("qk_layernorm")) or family.startswith(_QK_NORM)
+    qk_norm = qk_norm or bool(_fixed(family).get("qk_norm"))
     stated = any(raw.get(key) for key in _BIASES)
     if not gated:
         none = raw.get("bias") is False or raw.get("use_bias") is False or raw.get("no_bias") is True

@@ -6,6 +6,7 @@ Numbers that no size shows follow: rotary base and scaling, epsilon, scales; and
 from typing import Any
 
 from fourfold.config.errors import UserError
+from fourfold.huggingface.families import FAMILIES
 from fourfold.huggingface.key import number
 from fourfold.huggingface.rope import read_rope
 
@@ -57,16 +58,6 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
         },
         **{"hidden_activation": "gelu_pytorch_tanh"},
     },
-    "gemma3_text": {
-        **{
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "vocab_size": 262208,
-            "rms_norm_eps": 1e-6,
-        },
-        **{"rope_theta": 1e6, "rope_local_base_freq": 1e4, "hidden_activation": "gelu_pytorch_tanh"},
-    },
     "gpt_oss": {"rope_theta": 150000.0},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "gpt_neox": {"use_parallel_residual": True},
@@ -95,7 +86,6 @@ _SCALES = (
 _SIGMOID = ("dots1", "minimax_m2", "llama4", "ernie4_5_moe_vl", "longcat", "bailing_moe")
 _OF_FAMILIES: tuple[tuple[str, str], ...] = (
     ("gemma", "embeddings are not multiplied by the root of their width"),
-    ("olmo2", "norms behind attention and feed-forward stand before them, those of queries and keys are per head"),
     ("olmo3", "norms behind attention and feed-forward stand before them, those of queries and keys are per head"),
     ("exaone4", "norms behind attention and feed-forward stand before them"),
     ("olmoe", "norms of queries and keys are per head"),
@@ -126,7 +116,7 @@ def is_gated(family: str, activation: str | None) -> bool:
 
 
 TIED = {
-    "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "vaultgemma", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo",
+    "gemma", "gemma2", "gemma3n_text", "gemma4_text", "vaultgemma", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo",
     "falcon", "starcoder2", "cohere", "cohere2", "biogpt", "ernie4_5", "ernie4_5_moe", "gpt2", "gpt-sw3", "openai-gpt",
     "granite_swa", "minicpm3", "smollm3", "xglm", "modernbert-decoder", "youtu",
 }  # fmt: skip
@@ -145,7 +135,10 @@ def flattened(raw: dict[str, Any]) -> dict[str, Any]:
     for key in _NESTED:
         if isinstance(raw.get(key), dict):
             raw = {**raw[key], **raw}
-    return {**_LEFT_OUT.get(str(raw.get("model_type")), {}), **raw}
+    family = str(raw.get("model_type"))
+    keys = FAMILIES[family].keys if family in FAMILIES else ()
+    usual = {key.theirs: key.default for key in keys if key.default is not None and not key.switch}
+    return {**usual, **_LEFT_OUT.get(family, {}), **raw}
 
 
 def sizes(raw: dict[str, Any], source: str) -> dict[str, int]:
@@ -208,7 +201,7 @@ def numbers(raw: AskedKeys, family: str, values: dict[str, Any], differences: li
     if values.get("num_experts"):
         found.update(_router(raw, family, source))
     differences += _scales(raw, values)
-    differences += [words for name, words in _OF_FAMILIES if family.startswith(name)]
+    differences += [words for name, words in _OF_FAMILIES if family.startswith(name) and family not in FAMILIES]
     if dropouts := [
         key
         for key in raw

@@ -1,5 +1,10 @@
-"""Rotary positions in a Hugging Face `config.json`: transformers 4 has `rope_theta` and `rope_scaling`, 5 one `rope_parameters`."""
+"""Rotary positions in a Hugging Face `config.json`: transformers 4 has `rope_theta` and `rope_scaling`, 5 one `rope_parameters`.
 
+Where layers with a window have their own, `rope_parameters` has a table for each kind of layer, `rope_scaling` is of those with
+full attention, and each kind has a key for its base.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
@@ -9,9 +14,11 @@ from fourfold.huggingface.key import number, require_one_value
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ORIGINAL = "original_max_position_embeddings"
 _PART = "partial_rotary_factor"
+ROPE_KEYS = ("rope_theta", "rope_scaling", "yarn_scaling", "linear_scaling")
+FULL = "full_attention"
 
 
-def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...], source: str) -> None:
+def read_rope(raw: Mapping[str, Any], values: dict[str, Any], types: tuple[str, ...], source: str) -> None:
     """Fills `rope_theta` and `rope_scaling` or `yarn_scaling`. `types`: the kinds of scaling that the family has. Raises
     `UserError` for another kind."""
     for key in ("rope_scaling", "rope_parameters"):
@@ -48,6 +55,47 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
         values["yarn_scaling"] = _yarn(rope, source)
     elif kind == "linear":
         values["linear_scaling"] = number(rope.get("factor"), "factor", source, float)
+
+
+def read_ropes(
+    raw: Mapping[str, Any], bases: Mapping[str, tuple[str, float]], types: tuple[str, ...], source: str
+) -> dict[str, dict[str, Any]]:
+    """`ROPE_KEYS` of each kind of layer. `bases`: the key and the usual value of its base."""
+    nested = raw.get("rope_parameters") or {}
+    wrong = "" if isinstance(nested, dict) else f" = {shortened(nested)}"
+    wrong = wrong or next((f" has {shortened({key: nested[key]})}" for key in nested if key not in bases), "")
+    wrong = wrong or next(
+        (f" has {shortened({key: each})}" for key, each in nested.items() if not isinstance(each, dict)), ""
+    )
+    if wrong:
+        raise UserError(
+            f"{source}: rope_parameters{wrong}; allowed: an object for each of {', '.join(bases)}, for example "
+            f'{{"{FULL}": {{"rope_type": "default", "rope_theta": 1000000.0}}}}, or null'
+        )
+    found: dict[str, dict[str, Any]] = {}
+    for kind, (key, usual) in bases.items():
+        found[kind] = {**dict.fromkeys(ROPE_KEYS), "rope_theta": usual, "linear_scaling": 1.0}
+        own = {"rope_parameters": nested.get(kind), "rope_scaling": raw.get("rope_scaling") if kind == FULL else None}
+        if raw.get(key) is not None:
+            own["rope_theta"] = found[kind]["rope_theta"] = number(raw[key], key, source, float)
+        read_rope(own, found[kind], types, source)
+    return found
+
+
+def write_ropes(models: Mapping[str, ModelConfig | None], bases: Mapping[str, tuple[str, float]]) -> dict[str, Any]:
+    """The keys of both versions of transformers. `models`: one whose layers are all of a kind, by kind; None: there is no such
+    layer."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for kind, (_, usual) in bases.items():
+        model = models[kind]
+        usually = {"rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": usual}}
+        kinds[kind] = write_rope(model) if model is not None else usually
+    parameters = {kind: each["rope_parameters"] for kind, each in kinds.items()}
+    return {
+        **{key: parameters[kind]["rope_theta"] for kind, (key, _) in bases.items() if key},
+        "rope_scaling": kinds[FULL]["rope_scaling"],
+        "rope_parameters": parameters,
+    }
 
 
 def _meaning(table: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The embedding: every token's row of a table split by rows over `tp`, and where positions are learned every position's row.
+Gemma multiplies it by the root of its width.
 
 Symbols: T tokens of a microbatch, t those whose hidden states this rank has.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +16,8 @@ from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import Weight
 
 T = TypeVar("T")
+_BF16 = 256
+"""Steps of a number in bf16 between powers of two, times two."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,9 @@ def embedding_forward(
             out.masked_fill_(elsewhere, 0)
     if elsewhere is not None:
         out = sum_partial(out, env.parallel).wait()
+    if env.model.scaled_embedding:
+        with ops.fused():
+            out.mul_(_scale(env, out))
     if w.positions is not None and positions is not None:
         with ops.fused():
             out.add_(ops.embedding(_own_tokens(positions, env.parallel), w.positions.data))
@@ -56,9 +63,20 @@ def embedding_backward(
     full = arriving.wait()
     with env.ops.fused():
         values = full.to(w.tokens.grad.dtype)
+        if env.model.scaled_embedding:
+            values = values * _scale(env, full) if values is grad else values.mul_(_scale(env, full))
         if elsewhere is not None:
             values = values.masked_fill(elsewhere, 0) if values is grad else values.masked_fill_(elsewhere, 0)
         _add_rows(env, w.tokens, index, values)
+
+
+def _scale(env: Environment, x: Array) -> float:
+    """The root of the width, rounded to bf16 where x is in that, as released models were trained."""
+    root = env.model.hidden_size**0.5
+    if env.ops.accumulation_dtype(x) == x.dtype:
+        return root
+    mantissa, exponent = math.frexp(root)
+    return math.ldexp(round(mantissa * _BF16) / _BF16, exponent)
 
 
 def _add_rows(env: Environment, weight: Weight, index: Array, values: Array) -> None:
