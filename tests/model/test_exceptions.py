@@ -18,8 +18,11 @@ from fourfold.config.model_config import (
 )
 from fourfold.model.layers import layers_of
 
-MODEL = ModelConfig(3, 24, 4, 2, 6, 40, 64, sliding_window=7, attention_chunk=None)
+MODEL = ModelConfig(
+    3, 24, 4, 2, 6, 40, 64, sliding_window=7, delta_key_heads=2, delta_value_heads=4, delta_key_dim=4, delta_value_dim=6
+)
 OTHER: dict[str, Any] = {
+    "mixer": "gated_delta",
     "sliding_window": 5,
     "attention_chunk": 3,
     "positions": "none",

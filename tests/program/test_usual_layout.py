@@ -33,7 +33,10 @@ def test_stages_follow_what_each_kind_of_layer_computes(wide: tuple[int, ...]) -
     length, window, hidden, ffn = 4096, 8, 64, 128
     narrow = {"num_layers": 12, "hidden_size": hidden, "num_heads": 4, "ffn_size": ffn, "sliding_window": window}
     layout = make_spec(
-        model={**narrow, "exceptions": [{"layers": list(wide), "sliding_window": 0}]}, pp=2, sequence_length=length, accumulation=4
+        model={**narrow, "exceptions": [{"layers": list(wide), "sliding_window": 0}]},
+        pp=2,
+        sequence_length=length,
+        accumulation=4,
     ).layout
     matmuls = length * (4 * hidden * hidden + 3 * hidden * ffn)
     costs = [matmuls + 2 * hidden * (length * length / 2 if layer in wide else length * window) for layer in range(12)]

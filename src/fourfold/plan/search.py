@@ -3,13 +3,13 @@
 1. Bounds of memory and of time of all layouts, a table at a time (`plan/bounding.py`). Those that look fastest are kept.
 2. A queue of these, of which that one is sharpened which looks fastest, from its bound to the simulation of its program: the seven
    levels stand in `plan/queue.py`.
-3. `MOVES` from those that were simulated and fit: `plan/moves/` knows the layouts near one, and a function here what becomes of them.
+3. `MOVES` from those that were simulated and fit: `plan/moves/` knows the layouts near one, and a function here what becomes of
+   them.
 
 This is done among layouts that are likely to fit; where there are none, among those that fit at all. Each time it is done once more
 with all optimizer states in the host's memory, where that may be worth it. Deterministic: the budget is work, not time, and
-`plan/budget.py` says which part has what share of it. A layout is left out since its memory's bound
-does not fit, its time's bound is worse than the best, its simulated memory does not fit, or the budget was spent before it: `Counts`
-has the numbers.
+`plan/budget.py` says which part has what share of it. A layout is left out since its memory's bound does not fit, its time's
+bound is worse than the best, its simulated memory does not fit, or the budget was spent before it: `Counts` has the numbers.
 """
 
 import time
