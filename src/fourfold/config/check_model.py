@@ -127,6 +127,7 @@ _NOT_FOR_MLA: dict[str, tuple[object, ...]] = {
     "qkv_bias": (False,),
     "attention_output_bias": (None, False),
     "attention_sinks": (False,),
+    "attention_output_gate": (False,),
     "attention_scale": (None,),
     "rotary_fraction": (1.0,),
     "zero_centered_norm": (False,),
@@ -229,6 +230,10 @@ def _experts(model: ModelConfig) -> str | None:
     for key, example in (("top_k", min(2, model.num_experts)), ("moe_ffn_size", model.ffn_size)):
         if not getattr(model, key):
             return f"model.{key} is missing: a mixture of experts needs it; for example {key} = {example}"
+    if model.shared_expert_gate and not model.num_shared_experts:
+        return (
+            "model.shared_expert_gate = true: there are no shared experts; a value that works: num_shared_experts = 1"
+        )
     if model.top_k > model.num_experts:
         return (
             f"model.top_k = {model.top_k} exceeds model.num_experts = {model.num_experts}; allowed: at most "

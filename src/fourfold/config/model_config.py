@@ -170,6 +170,8 @@ class ModelConfig(LayerConfig):
     """What `qk_norm` norms together: each `head` (the default), or `all` heads of a token (OLMo-2)."""
     attention_scale: Positive | None = None
     """Factor of the scores of attention. Left out: 1 / sqrt(`head_dim`)."""
+    attention_output_gate: bool = False
+    """Whether attention's output is multiplied by the sigmoid of a gate as wide as the queries (Qwen3-Next). Default: false."""
     attention_sinks: bool = False
     """Whether every head has a logit that takes a share of the attention and gives nothing (gpt-oss). Default: false."""
     query_rank: Count | None = None
@@ -208,6 +210,8 @@ class ModelConfig(LayerConfig):
     """Inner width of one expert [elements]. Left out: `ffn_size`."""
     num_shared_experts: Count = 0
     """Experts that every token passes, as one feed-forward of `num_shared_experts` x `moe_ffn_size`."""
+    shared_expert_gate: bool = False
+    """Whether the shared experts' output is multiplied by the sigmoid of a number of each token (Qwen3-Next). Default: false."""
     first_dense_layers: Count = 0
     """Leading blocks with a dense feed-forward of `ffn_size`."""
     moe_period: Size = 1

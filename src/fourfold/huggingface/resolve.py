@@ -131,6 +131,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "top_k",
         "moe_ffn_size",
         "num_shared_experts",
+        "shared_expert_gate",
         "first_dense_layers",
         "moe_period",
         "router",

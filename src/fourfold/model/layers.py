@@ -101,6 +101,7 @@ def _mixer(model: ModelConfig) -> Mixer:
         qk_norm=QueryKeyNorm(_head_norm(model), model.qk_norm_over) if model.qk_norm else None,
         rope=_rope(model),
         scale=model.attention_scale,
+        output_gate=model.attention_output_gate,
         sinks=model.attention_sinks,
         window=model.sliding_window,
         chunk=model.attention_chunk,
@@ -121,7 +122,7 @@ def _feed_forward(model: ModelConfig, layer: int) -> FeedForward:
             z_loss=model.z_loss,
             capacity_factor=model.capacity_factor,
         )
-        return RoutedFeedForward(model.moe_ffn_size, routing, model.num_shared_experts)
+        return RoutedFeedForward(model.moe_ffn_size, routing, model.num_shared_experts, model.shared_expert_gate)
     if model.gated:
         return GatedFeedForward(model.ffn_size, activation=model.activation)
     return PlainFeedForward(model.ffn_size, model.activation, model.linear_bias)

@@ -81,12 +81,14 @@ class ColumnInput:
         self._env, self._weight, self._local = env, weight, local
         self._full: Arriving | None = None
         self._grad_output: Array | None = None
+        self._beside: tuple[Weight, Array] | None = None
         if weight.deferred is None:
             self._gather()
 
-    def add_matmul(self, grad_output: Array) -> None:
-        """weight.grad += grad_output^T @ input, now or deferred. grad_output [T, out] must stay as it is if deferred."""
-        self._grad_output = grad_output
+    def add_matmul(self, grad_output: Array, beside: tuple[Weight, Array] | None = None) -> None:
+        """weight.grad += grad_output^T @ input, now or deferred. grad_output [T, out] must stay as it is if deferred. `beside`:
+        another weight of the input, in the compute format, with its own grad_output."""
+        self._grad_output, self._beside = grad_output, beside
         if self._weight.deferred is None:
             self._multiply()
         else:
@@ -97,8 +99,12 @@ class ColumnInput:
 
     def _multiply(self) -> None:
         assert self._full is not None
-        self._weight.add_matmul_now(self._env.gemms, self._grad_output, self._full.wait())
-        self._full = self._grad_output = None
+        full = self._full.wait()
+        self._weight.add_matmul_now(self._env.gemms, self._grad_output, full)
+        if self._beside is not None:
+            weight, grad_output = self._beside
+            weight.add_matmul_now(self._env.ops, grad_output, full)
+        self._full = self._grad_output = self._beside = None
 
 
 def column_backward(

@@ -9,39 +9,73 @@ from fourfold.model.tensor_parallel import Arriving, ColumnInput, sum_partial
 from fourfold.model.weights import Weight
 
 
-def shared_forward(env: Environment, given: list[Arriving], w: GatedParameters[Weight], saved: Saved) -> Arriving:
+def shared_forward(
+    env: Environment, given: list[Arriving], w: GatedParameters[Weight], saved: Saved, gate: Weight | None = None
+) -> Arriving:
     """This rank's part of the sum over `tp` [T, hidden], begun where tokens are split. `given`: x [T, hidden], taken out of
-    the list."""
+    the list. `gate` [1, hidden]: the sum is multiplied by the sigmoid of x @ gate^T, which every rank of `tp` computes."""
     ops = env.ops
-    gate_up = env.gemms.linear(given.pop().wait(), w.gate_up.data)
+    x = given.pop().wait()
+    gate_up = env.gemms.linear(x, w.gate_up.data)
+    opened = None
+    if gate is not None:
+        opened = ops.linear(x, gate.data)
+        with ops.fused():
+            opened = opened.sigmoid()
+        saved.keep(shared_gate=opened)
+    del x
     with ops.fused():
         down_input = swiglu(ops, gate_up)
+        if opened is not None:
+            down_input.mul_(opened)
+    del opened
     saved.keep(shared_gate_up=gate_up, shared_down_input=down_input)
     del gate_up
     return begin_sum(env.gemms.linear(down_input, w.down.data), env.parallel)
 
 
 def shared_backward(
-    env: Environment, grad: Arriving, normed: Array, w: GatedParameters[Weight], saved: Saved
+    env: Environment,
+    grad: Arriving,
+    normed: Array,
+    w: GatedParameters[Weight],
+    saved: Saved,
+    gate: Weight | None = None,
 ) -> Arriving:
     """grad [T, hidden], normed [t, hidden] -> this rank's part of the gradient of normed, its sum over `tp` begun if tokens are
     split (else `join` ends it). Adds the weights' gradients."""
     ops = env.ops
     gate_up, down_input = saved.take("shared_gate_up"), saved.take_if_kept("shared_down_input")
+    opened = saved.take("shared_gate") if gate is not None else None
     activated = None
     if down_input is None:
         activated, down_input = swiglu_again(ops, gate_up)
+        if opened is not None:
+            with ops.fused():
+                down_input.mul_(opened)
     full = grad.wait()
     w.down.add_matmul(env.gemms, full, down_input)
-    del down_input
     grad_down_input = env.gemms.matmul(full, w.down.data)
     del full, grad
+    grad_gate = None
+    if opened is not None:
+        with (
+            ops.fused()
+        ):  # the input of down is h sigmoid(s): the gradient of s is that of it, times h sigmoid(s) (1 - sigmoid(s))
+            grad_gate = (grad_down_input * down_input).sum(-1, keepdim=True).mul_(1 - opened)
+            grad_down_input.mul_(opened)
+    del down_input, opened
     given = [grad_down_input, activated]
     del grad_down_input, activated
     swiglu_backward_by_blocks(ops, given, gate_up)
     inputs = ColumnInput(env, w.gate_up, normed)
-    partial = begin_sum(env.gemms.matmul(gate_up, w.gate_up.data), env.parallel)
-    inputs.add_matmul(gate_up)
+    grad_input = env.gemms.matmul(gate_up, w.gate_up.data)
+    if gate is not None and grad_gate is not None:
+        with ops.fused():
+            grad_input.addcmul_(grad_gate, gate.data)
+    partial = begin_sum(grad_input, env.parallel)
+    del grad_input
+    inputs.add_matmul(gate_up, (gate, grad_gate) if gate is not None else None)
     return partial
 
 

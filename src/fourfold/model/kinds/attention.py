@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AttentionParameters(Parameters[T]):
-    """output [hidden, heads head_dim], qkv [(heads + 2 kv_heads) head_dim, hidden], local heads; norms of queries and keys
-    [head_dim], or over all local heads; sinks [heads]. `output_bias` [hidden] is unsplit on every rank."""
+    """output [hidden, heads head_dim], qkv [(heads + 2 kv_heads) head_dim, hidden], local heads, each query's gate behind it where
+    there are gates; norms of queries and keys [head_dim], or over all local heads; sinks [heads]. `output_bias` [hidden] is
+    unsplit on every rank."""
 
     output: T
     qkv: T
@@ -34,7 +35,8 @@ class AttentionParameters(Parameters[T]):
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """`scale`: of the scores, None: 1/sqrt(head_dim). `sinks`: a logit of every head that takes a share of the attention and gives
+    """`scale`: of the scores, None: 1/sqrt(head_dim). `output_gate`: the output is multiplied by the sigmoid of a gate, which comes
+    from the input as queries do (Qwen3-Next). `sinks`: a logit of every head that takes a share of the attention and gives
     nothing (gpt-oss). `window`: the keys that a query sees at most, itself the last; `chunk`: tokens of the parts of a document
     within which it sees; None: no limit."""
 
@@ -46,6 +48,7 @@ class GroupedAttention:
     qk_norm: QueryKeyNorm | None = None
     rope: Rope | None = None
     scale: float | None = None
+    output_gate: bool = False
     sinks: bool = False
     window: int | None = None
     chunk: int | None = None
@@ -57,7 +60,8 @@ class GroupedAttention:
     def declare(self, widths: Widths) -> AttentionParameters[Declared]:
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         norm = self.qk_norm
-        rows = (("q_proj", query, False), ("k_proj", key_value, True), ("v_proj", key_value, True))
+        queries = (1 + self.output_gate) * query
+        rows = (("q_proj", queries, False), ("k_proj", key_value, True), ("v_proj", key_value, True))
         return AttentionParameters(
             output=row("self_attn.o_proj.weight", widths.hidden, query, widths.residual_std),
             qkv=tuple(column(f"self_attn.{n}.weight", r, widths.hidden, widths.std, kv_heads=kv) for n, r, kv in rows),
@@ -77,23 +81,31 @@ class GroupedAttention:
         heads, kv_heads = self.local_heads(w)
         parts = list(qkv.split((heads, kv_heads, kv_heads), dim=-2))
         del qkv
-        return output_forward(
-            run, attended(run, parts, self.window, self.chunk, w.sinks), w.output, residual, w.output_bias
-        )
+        attention = attended(run, parts, self.window, self.chunk, w.sinks)
+        return output_forward(run, attention, w.output, residual, w.output_bias, given)
 
     def backward(self, run: Pass, grad: Array, w: AttentionParameters[Weight], source: InputSource) -> Array:
         """grad [t, hidden] of the output -> the gradient of the residual stream; adds the weights' gradients."""
-        grads = attend_backward(run.env, [output_backward(run, grad, w.output, w.output_bias)], run.saved, w.sinks)
-        return self.query_key_value_backward(run, grads, w, source)
+        gates: list[Array] = []
+        given = [output_backward(run, grad, w.output, w.output_bias, gates)]
+        grads = attend_backward(run.env, given, run.saved, w.sinks)
+        return self.query_key_value_backward(run, grads, w, source, gates)
 
     def query_key_value(self, run: Pass, given: list[Array], w: AttentionParameters[Weight]) -> Array:
-        """One matmul for q, k and v, norms of q and k where there are, rotation. `given`: x [t, hidden], taken out of the list ->
-        [batch, seq, heads + 2 kv_heads, head_dim]."""
+        """One matmul for q, k and v, norms of q and k where there are, rotation. `given`: x [t, hidden], taken out of the list, in
+        which the gates of the output [batch, seq, heads, head_dim] stay if there are -> [batch, seq, heads + 2 kv_heads,
+        head_dim]."""
         ops, batch = run.ops, run.batch
         added = w.qkv_bias.data if w.qkv_bias is not None else None
         qkv = run.env.gemms.linear(gather_tokens(given.pop(), run.parallel).wait(), w.qkv.data, added)
         heads, kv_heads = self.local_heads(w)
-        qkv = qkv.view(batch.tokens.shape[0], -1, heads + 2 * kv_heads, self.head_dim)
+        qkv = qkv.view(batch.tokens.shape[0], -1, qkv.shape[1] // self.head_dim, self.head_dim)
+        if self.output_gate:
+            with ops.fused():
+                both = qkv[..., : 2 * heads, :].unflatten(-2, (heads, 2))
+                given.append(ops.copy(both[..., 1, :]))
+                qkv = ops.concatenate((both[..., 0, :], qkv[..., 2 * heads :, :]), dim=-2)
+                del both
         turned = qkv[..., : heads + kv_heads, :]
         if self.qk_norm is not None:
             self.qk_norm.forward_(run, turned, heads, _norms(w), self._widths)
@@ -106,23 +118,34 @@ class GroupedAttention:
         return qkv
 
     def query_key_value_backward(
-        self, run: Pass, grads: list[Array], w: AttentionParameters[Weight], source: InputSource
+        self, run: Pass, grads: list[Array], w: AttentionParameters[Weight], source: InputSource, gates: list[Array]
     ) -> Array:
-        """The gradient of the residual stream [t, hidden]. `grads`: of q, k and v, taken out of the list."""
+        """The gradient of the residual stream [t, hidden]. `grads`: of q, k and v, `gates`: of the gates, if there are, taken out
+        of the lists."""
         heads, kv_heads = self.local_heads(w)
         with run.ops.fused():
             grad_qkv = self._joined_gradients(run, grads)
         turned = grad_qkv[..., : heads + kv_heads, :]
         if self.qk_norm is not None:
             self.qk_norm.backward_(run, turned, heads, _norms(w), self._widths)
+        del turned
+        if self.output_gate:
+            with run.ops.fused():
+                joined = grad_qkv.new_empty((*grad_qkv.shape[:2], 2 * heads + 2 * kv_heads, self.head_dim))
+                both = joined[..., : 2 * heads, :].unflatten(-2, (heads, 2))
+                both[..., 0, :].copy_(grad_qkv[..., :heads, :])
+                both[..., 1, :].copy_(gates.pop().view(*both.shape[:3], -1))
+                joined[..., 2 * heads :, :].copy_(grad_qkv[..., heads:, :])
+                grad_qkv = joined
+                del joined, both
         given = [grad_qkv.view(-1, w.qkv.data.shape[0])]
-        del grad_qkv, turned
+        del grad_qkv
         return column_backward(run.env, w.qkv, w.qkv_bias, given, source)
 
     def local_heads(self, w: AttentionParameters[Weight]) -> tuple[int, int]:
         """(query heads, key and value heads) that this rank holds."""
         heads = w.output.data.shape[1] // self.head_dim
-        return heads, (w.qkv.data.shape[0] // self.head_dim - heads) // 2
+        return heads, (w.qkv.data.shape[0] // self.head_dim - (1 + self.output_gate) * heads) // 2
 
     def _joined_gradients(self, run: Pass, grads: list[Array]) -> Array:
         """q, k and v's gradients, taken out of the list, in one array [batch, seq, heads + 2 kv_heads, head_dim], turned back where
@@ -183,20 +206,50 @@ def attended(
 
 
 def output_forward(
-    run: Pass, attention: Array, output: Weight, residual: Array | None, added: Weight | None = None
+    run: Pass,
+    attention: Array,
+    output: Weight,
+    residual: Array | None,
+    added: Weight | None = None,
+    gates: list[Array] | None = None,
 ) -> Array:
     """residual + attention @ W^T + bias. attention [batch, seq, heads * value size], residual [t, hidden] -> the same; None: it is
-    yet to be added."""
+    yet to be added. `gates`: attention is multiplied by the sigmoid of what stands in the list, which is taken out."""
     flat = attention.view(-1, attention.shape[-1])
     run.saved.keep(attention=flat)
+    if gates:
+        gate = gates.pop().view(*flat.shape)
+        run.saved.keep(gate=gate)
+        with run.ops.fused():
+            flat = gate.sigmoid().mul_(flat)
+            del gate
     return row_parallel(run.env, flat, output, residual, added)
 
 
-def output_backward(run: Pass, grad: Array, output: Weight, added: Weight | None = None) -> Array:
+def output_backward(
+    run: Pass, grad: Array, output: Weight, added: Weight | None = None, gates: list[Array] | None = None
+) -> Array:
     """grad [t, hidden] -> the gradient of attention's output [T, heads * value size]. `attention` stays in `saved`: its own
-    backward reads it too."""
+    backward reads it too. `gates`: gets the gradient of the gate where there was one."""
     arriving = gather_tokens(grad, run.parallel)
     add_bias(run.ops, added, grad)
+    attention, gate = run.saved.see("attention"), run.saved.take_if_kept("gate")
+    if gate is None or gates is None:
+        full = arriving.wait()
+        output.add_matmul(run.env.gemms, full, attention)
+        return run.env.gemms.matmul(full, output.data)
+    with run.ops.fused():
+        opened = gate.sigmoid()
+        del gate
+        gated = attention * opened
     full = arriving.wait()
-    output.add_matmul(run.env.gemms, full, run.saved.see("attention"))
-    return run.env.gemms.matmul(full, output.data)
+    output.add_matmul(run.env.gemms, full, gated)
+    del gated, arriving
+    out = run.env.gemms.matmul(full, output.data)
+    del full
+    with run.ops.fused():
+        slope = (1 - opened).mul_(opened).mul_(attention).mul_(out)
+        gates.append(slope)
+        out.mul_(opened)
+        del slope, opened, attention
+    return out

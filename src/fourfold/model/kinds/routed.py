@@ -40,22 +40,25 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class RoutedParameters(Parameters[T]):
     """Router [experts, hidden]; this rank's experts gate_up [experts, 2, ffn, hidden], down [experts, hidden, ffn]; `shared`: the
-    experts that every token passes."""
+    experts that every token passes, `shared_gate` [1, hidden]: their gate."""
 
     router: T
     shared: GatedParameters[T] | None
     gate_up: T
     down: T
+    shared_gate: T | None = None
 
 
 @dataclass(frozen=True)
 class RoutedFeedForward:
     """Experts of `ffn_size`, each a SwiGLU, of which every token passes some; and `num_shared_experts` that it passes always, as
-    one feed-forward of as many times that size."""
+    one feed-forward of as many times that size. `shared_gate`: their output is multiplied by the sigmoid of a number of each token
+    (Qwen3-Next)."""
 
     ffn_size: int
     routing: Routing
     num_shared_experts: int = 0
+    shared_gate: bool = False
 
     @property
     def shared(self) -> GatedFeedForward | None:
@@ -75,6 +78,9 @@ class RoutedFeedForward:
             shared=self.shared.declare(widths) if self.shared is not None else None,
             gate_up=ParameterSpec("mlp.experts.gate_up_proj", gate_up, widths.std, True, 2, domain="expert"),
             down=ParameterSpec("mlp.experts.down_proj", down, widths.residual_std, True, 2, domain="expert"),
+            shared_gate=replicated("mlp.shared_expert_gate.weight", (1, hidden), widths.std, "always")
+            if self.shared_gate
+            else None,
         )
 
     def forward(
@@ -95,7 +101,7 @@ class RoutedFeedForward:
         if w.shared is not None and gathered is not None:
             arriving = [gathered]
             del gathered
-            partial = shared_forward(env, arriving, w.shared, saved)
+            partial = shared_forward(env, arriving, w.shared, saved, w.shared_gate)
         expert_rows, row_scale = rows.wait(), scale.wait()
         del rows, scale
         output, gate_up = experts_forward(ops, expert_rows, row_scale, w.gate_up, w.down, route.groups)
@@ -129,7 +135,7 @@ class RoutedFeedForward:
         if w.shared is not None and gathered is not None:
             given = [gathered]
             del gathered
-            partial = shared_backward(env, given.pop(), x, w.shared, saved)
+            partial = shared_backward(env, given.pop(), x, w.shared, saved, w.shared_gate)
         grad_own, grad_weights = yield from self._from_experts(run, incoming, route, w)
         del incoming, route
         grad_logits = self._logits_backward(run, grad_weights, counts, choice, balancing)
