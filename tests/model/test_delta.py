@@ -55,11 +55,22 @@ def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None, key_h
     wanted = torch.autograd.grad((out, last), leaves, (grad, grad_last))
     with torch.no_grad():
         chunks = delta.in_chunks(ops, (q, k, v, g, b), positions, size)
-        found = delta.states(ops, chunks, state.flatten(0, 1).clone())
-        ours = delta.output(ops, chunks, found)
-        cut = delta._cut(ops, grad, chunks.sizes)
-        ends = delta.ends(ops, chunks, found, cut, grad_last.flatten(0, 1).clone())
-        gradients = (*delta.gradients(ops, chunks, found, cut, ends), ends.begin.view(state.shape))
+        solved, begin, end = delta.solved(ops, chunks), state.flatten(0, 1).clone(), grad_last.flatten(0, 1).clone()
+        carried = delta.carried(ops, chunks, solved)
+        through, alone = carried.split((4, 5), dim=-1)
+        torch.testing.assert_close(through @ begin + alone, last.flatten(0, 1), rtol=1e-11, atol=1e-11)
+        found = delta.states(ops, chunks, solved, begin)
+        ours = delta.output(ops, chunks, solved, found)
+        cut = delta.cut(ops, grad, chunks.sizes)
+        reads = delta.reads(ops, chunks, cut)
+        by_output = delta.carried_back(ops, chunks, solved, reads)
+        before = through.mT @ end + by_output
+        at_ends = delta.ends(ops, chunks, solved, reads, end)
+        torch.testing.assert_close(before, end, rtol=1e-11, atol=1e-11)
+        gradients = (
+            *delta.gradients(ops, chunks, solved, reads, found.begun, cut, at_ends),
+            end.view(state.shape),
+        )
     torch.testing.assert_close(ours, out, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(found.end.view(last.shape), last, rtol=1e-11, atol=1e-11)
     for name, mine, theirs in zip("qkvgbs", gradients, wanted, strict=True):

@@ -8,7 +8,7 @@ import torch
 
 from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.layers import ropes_of, windows_of
+from fourfold.model.layers import reads_positions, ropes_of, windows_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
@@ -122,9 +122,9 @@ class RankData:
         self._batch, self._layout, self._rank = batch, spec.layout, rank
         self._masked = spec.document_mask
         windows = windows_of(spec.model, spec.layout.sequence_length)
-        self._in_zigzag = spec.model.block is not None or bool(windows)
+        self._in_zigzag = spec.model.block is not None or spec.model.is_recurrent or bool(windows)
         self._together = 1 if spec.recipe is None else spec.recipe.multiple
-        self._learned = spec.model.positions == "learned"
+        self._learned = reads_positions(spec.model, spec.document_mask)
         dtype = torch_dtype(spec.compute)
         length = spec.layout.sequence_length
         ropes = {rope: rope_tables(rope, length, dtype, device) for rope in ropes_of(spec.model)}
@@ -140,8 +140,8 @@ class RankData:
         return list(self._layout.rows(self._rank, microbatch))
 
     def _placement(self, microbatch: int) -> Placement | None:
-        """Where documents are kept apart, the one that makes attention even; None: zig-zag, which a person's own block and windows
-        need."""
+        """Where documents are kept apart, the one that makes attention even; None: zig-zag, which a person's own block, recurrences
+        and windows need."""
         if not self._masked or self._layout.cp_ring == 1 or self._in_zigzag:
             return None
         return balanced(

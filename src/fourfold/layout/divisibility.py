@@ -75,11 +75,6 @@ def sequence_multiple(cp: int) -> int:
     return 2 * cp if cp > 1 else 1
 
 
-def splits_sequences(model: ModelConfig, cp: int) -> bool:
-    """Whether context parallelism can split its sequences: it does not hand a recurrence's state from rank to rank."""
-    return cp == 1 or not model.is_recurrent
-
-
 def splits_heads(model: ModelConfig, tp: int, cp: int, ulysses: int) -> bool:
     """Whether `ulysses` divides `cp` and the heads of a rank of `tp`, over which it spreads them."""
     return cp % ulysses == 0 and (model.num_heads // tp) % ulysses == 0

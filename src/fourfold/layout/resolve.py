@@ -15,7 +15,6 @@ from fourfold.layout.divisibility import (
     sequence_multiple,
     splits_experts,
     splits_heads,
-    splits_sequences,
     splits_tensors,
     splits_tokens,
     spreads_experts,
@@ -263,11 +262,6 @@ def _check_context(section: LayoutSection, model: ModelConfig, sequence_length: 
     if model.block is not None and cp > 1 and method != "all_gather":
         raise UserError(
             f"layout.cp_method = {method!r}: model.block = {model.block!r} sees whole sequences; a value that works: 'all_gather'"
-        )
-    if not splits_sequences(model, cp):
-        raise UserError(
-            f'layout.cp = {cp}: context parallelism does not split the recurrence of model.mixer = "gated_delta"; a value that '
-            "works: 1 (layout.tp, layout.pp and layout.recompute divide its memory)"
         )
     ulysses = cp if method == "ulysses" else int(match[1]) if match else 1
     heads = model.num_heads // section.tp

@@ -68,15 +68,21 @@ class Chunks:
 
 
 @dataclass(frozen=True)
-class States:
-    """What the chain of states leaves: those in which chunks begin [.., d, value], U [.., C, value], I + A [.., C, C] (its strictly
-    lower part), (I + A)^-1 b e^G K [.., C, d], e^{G_C - G} K [.., C, d], and the state at the end [sequences, d, value]."""
+class Solved:
+    """What the chain of states reads: I + A [.., C, C] (its strictly lower part), (I + A)^-1 b V [.., C, value], in whose place the
+    chain puts U, (I + A)^-1 b e^G K [.., C, d] and e^{G_C - G} K [.., C, d]."""
 
-    begun: Array
-    updates: Array
     system: Array
+    updates: Array
     erasing: Array
     kept: Array
+
+
+@dataclass(frozen=True)
+class States:
+    """What the chain of states leaves: those in which chunks begin [.., d, value], and that at the end [sequences, d, value]."""
+
+    begun: Array
     end: Array
 
 
@@ -88,8 +94,8 @@ def in_chunks(ops: Operations, given: Sequence[Array], positions: Array | None =
     rows, tokens, heads = g.shape
     sizes = Sizes(rows, tokens, min(size, tokens), q.shape[2], heads)
     with ops.fused():
-        q, k, v = (_cut(ops, x, sizes) for x in (q, k, v))
-        decays, strength = (_cut(ops, x.unsqueeze(-1), sizes) for x in (g, b))
+        q, k, v = (cut(ops, x, sizes) for x in (q, k, v))
+        decays, strength = (cut(ops, x.unsqueeze(-1), sizes) for x in (g, b))
         total = decays.cumsum(-2)
         del decays
         last = total[:, -1:, :]
@@ -126,7 +132,7 @@ def _forget(
         del x, reach, lag
 
 
-def _cut(ops: Operations, x: Array, sizes: Sizes) -> Array:
+def cut(ops: Operations, x: Array, sizes: Sizes) -> Array:
     """[batch, seq, heads, n], or key heads -> [batch x heads x chunks, C, n], filled up with zeros."""
     rows, tokens, own, width = x.shape
     shape, copies = (rows, own, sizes.heads // own, tokens, width), sizes.heads // own
@@ -151,8 +157,8 @@ def initial_state(c: Chunks) -> Array:
     return c.q.new_zeros((c.sizes.sequences, c.k.shape[-1], c.v.shape[-1]))
 
 
-def states(ops: Operations, c: Chunks, state: Array) -> States:
-    """The chain of states. `state` [sequences, d, value], in which the sequence begins, is overwritten."""
+def solved(ops: Operations, c: Chunks) -> Solved:
+    """What runs for all chunks at once, before the chain of states."""
     width, value = c.k.shape[-1], c.v.shape[-1]
     system = ops.matmuls(c.k, c.k.transpose(1, 2))
     with ops.fused():
@@ -161,13 +167,38 @@ def states(ops: Operations, c: Chunks, state: Array) -> States:
         ops.multiply_into(c.v, c.strength, given[..., :value])
         ops.multiply_into(c.k, c.strength * c.entering, given[..., value:])
         kept = c.k * c.leaving
-    solved = ops.solve(system, given)
+    found = ops.solve(system, given)
     del given
     with ops.fused():
-        updates, erasing = ops.copy(solved[..., :value]), ops.copy(solved[..., value:])
-        del solved
-    begun = c.q.new_empty((c.q.shape[0], width, value))
-    chains = [c.chain(x) for x in (begun, updates, erasing, kept, c.through)]
+        updates, erasing = ops.copy(found[..., :value]), ops.copy(found[..., value:])
+        del found
+    return Solved(system, updates, erasing, kept)
+
+
+def carried(ops: Operations, c: Chunks, s: Solved) -> Array:
+    """How the state at the end depends on that in which the sequence begins: A and B of A S + B, side by side [sequences, d, d +
+    value]."""
+    width = c.k.shape[-1]
+    both = c.q.new_zeros((c.sizes.sequences, width, width + c.v.shape[-1]))
+    both.flatten(1, 2)[:, :: both.shape[-1] + 1].fill_(1)  # the identity, and nothing beside it
+    chains = [c.chain(x) for x in (s.updates, s.erasing, s.kept, c.through)]
+    for index in ops.steps(c.sizes.chunks):
+        update, erase, keep, through = (x[:, index] for x in chains)
+        written = ops.matmuls(erase, both)
+        with ops.fused():
+            written.neg_()
+            written[..., width:].add_(update)
+        added = ops.matmuls(keep.transpose(1, 2), written)
+        with ops.fused():
+            both.mul_(through).add_(added)
+        del written, added, update, erase, keep, through
+    return both
+
+
+def states(ops: Operations, c: Chunks, s: Solved, state: Array) -> States:
+    """The chain of states. `state` [sequences, d, value], in which the sequence begins, is overwritten."""
+    begun = c.q.new_empty((c.q.shape[0], *state.shape[1:]))
+    chains = [c.chain(x) for x in (begun, s.updates, s.erasing, s.kept, c.through)]
     for index in ops.steps(c.sizes.chunks):
         into, update, erase, keep, through = (x[:, index] for x in chains)
         with ops.fused():
@@ -181,17 +212,17 @@ def states(ops: Operations, c: Chunks, state: Array) -> States:
             state.mul_(through).add_(written)
         del written, into, update, erase, keep, through
     del chains
-    return States(begun, updates, system, erasing, kept, state)
+    return States(begun, state)
 
 
-def output(ops: Operations, c: Chunks, found: States) -> Array:
+def output(ops: Operations, c: Chunks, s: Solved, found: States) -> Array:
     """O [batch, seq, heads, value]."""
     with ops.fused():
         reading = c.q * c.entering
     out = ops.matmuls(reading, found.begun)
     del reading
     scores = _scores(ops, c)
-    inner = ops.matmuls(scores, found.updates)
+    inner = ops.matmuls(scores, s.updates)
     del scores
     with ops.fused():
         out.add_(inner)
@@ -208,29 +239,48 @@ def _scores(ops: Operations, c: Chunks) -> Array:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """What the chain of gradients of states leaves: those of the states in which chunks end [.., d, value], dR before (I + A)^-T is
-    applied [.., C, value], P [.., C, C]; and that of the state in which the sequence begins [sequences, d, value]."""
+class Reads:
+    """What the chain of gradients of states reads: P [.., C, C], dU by the output [.., C, value], in whose place the chain puts all
+    of dU; and the gradient of each chunk's state by its reading [.., d, value]."""
 
-    ends: Array
-    updates: Array
     scores: Array
-    begin: Array
+    updates: Array
+    read: Array
 
 
-def ends(ops: Operations, c: Chunks, found: States, grad: Array, grad_state: Array) -> Ends:
-    """grad [.., C, value] of the output in chunks; grad_state [sequences, d, value] of the state at the end, which is
-    overwritten."""
+def reads(ops: Operations, c: Chunks, grad: Array) -> Reads:
+    """What runs for all chunks at once, before the chain of gradients. grad [.., C, value] of the output in chunks."""
     scores = _scores(ops, c)
     updates = ops.matmuls(scores.transpose(1, 2), grad)
     with ops.fused():
         reading = c.q * c.entering
-    read = ops.matmuls(reading.transpose(1, 2), grad)
-    del reading
-    at_end = found.begun.new_empty(found.begun.shape)
-    chains = [c.chain(x) for x in (at_end, updates, read, found.kept, found.erasing, c.through)]
+    return Reads(scores, updates, ops.matmuls(reading.transpose(1, 2), grad))
+
+
+def carried_back(ops: Operations, c: Chunks, s: Solved, r: Reads) -> Array:
+    """The gradient of the state in which the sequence begins where none comes from behind its end [sequences, d, value]."""
+    state = initial_state(c)
+    chains = [c.chain(x) for x in (r.updates, r.read, s.kept, s.erasing, c.through)]
     for index in ops.steps(c.sizes.chunks, backwards=True):
-        into, update, reads, keep, erase, through = (x[:, index] for x in chains)
+        update, read, keep, erase, through = (x[:, index] for x in chains)
+        written = ops.matmuls(keep, state)
+        with ops.fused():
+            written.add_(update)
+        erased = ops.matmuls(erase.transpose(1, 2), written)
+        del written
+        with ops.fused():
+            state.mul_(through).add_(read).sub_(erased)
+        del erased, update, read, keep, erase, through
+    return state
+
+
+def ends(ops: Operations, c: Chunks, s: Solved, r: Reads, grad_state: Array) -> Array:
+    """Gradients of the states in which chunks end [.., d, value]. grad_state [sequences, d, value] of the state at the end: that of
+    the state in which the sequence begins takes its place."""
+    at_end = r.read.new_empty(r.read.shape)
+    chains = [c.chain(x) for x in (at_end, r.updates, r.read, s.kept, s.erasing, c.through)]
+    for index in ops.steps(c.sizes.chunks, backwards=True):
+        into, update, read, keep, erase, through = (x[:, index] for x in chains)
         with ops.fused():
             into.copy_(grad_state)
         written = ops.matmuls(keep, grad_state)
@@ -239,19 +289,21 @@ def ends(ops: Operations, c: Chunks, found: States, grad: Array, grad_state: Arr
         del written
         erased = ops.matmuls(erase.transpose(1, 2), update)
         with ops.fused():
-            grad_state.mul_(through).add_(reads).sub_(erased)
-        del erased, into, update, reads, keep, erase, through
-    del chains
-    return Ends(at_end, updates, scores, grad_state)
+            grad_state.mul_(through).add_(read).sub_(erased)
+        del erased, into, update, read, keep, erase, through
+    return at_end
 
 
-def gradients(ops: Operations, c: Chunks, found: States, grad: Array, last: Ends) -> tuple[Array, ...]:
-    """Gradients of q, k, v [batch, seq, their heads, n], g and b [batch, seq, heads]."""
-    solved = ops.solve(found.system.transpose(1, 2), last.updates, upper=True)
-    seen, from_begun = ops.matmuls(c.k, found.begun), ops.matmuls(grad, found.begun.transpose(1, 2))
+def gradients(
+    ops: Operations, c: Chunks, s: Solved, r: Reads, begun: Array, grad: Array, at_ends: Array
+) -> tuple[Array, ...]:
+    """Gradients of q, k, v [batch, seq, their heads, n], g and b [batch, seq, heads]. `begun`, `at_ends`: states in which chunks
+    begin, gradients of those in which they end."""
+    solution = ops.solve(s.system.transpose(1, 2), r.updates, upper=True)
+    seen, from_begun = ops.matmuls(c.k, begun), ops.matmuls(grad, begun.transpose(1, 2))
     with ops.fused():
-        residues = ops.copy(solved)
-        del solved
+        residues = ops.copy(solution)
+        del solution
         d_v = residues * c.strength
         d_strength = ((c.v - seen * c.entering).mul_(residues)).sum(-1, keepdim=True)
         d_total = (from_begun * c.q).sum(-1, keepdim=True)
@@ -259,14 +311,14 @@ def gradients(ops: Operations, c: Chunks, found: States, grad: Array, last: Ends
         del seen
         erased = d_v * c.entering
         from_begun.mul_(c.entering)
-    inner = ops.matmuls(residues, found.updates.transpose(1, 2))
+    inner = ops.matmuls(residues, s.updates.transpose(1, 2))
     del residues
-    keys, pairs = ops.matmuls(c.k, c.k.transpose(1, 2)), ops.matmuls(grad, found.updates.transpose(1, 2))
+    keys, pairs = ops.matmuls(c.k, c.k.transpose(1, 2)), ops.matmuls(grad, s.updates.transpose(1, 2))
     with ops.fused():
         inner.mul_(c.decay).tril_(-1).neg_()
         d_strength.add_((inner * keys).sum(-1, keepdim=True))
         inner.mul_(c.strength)
-        weighed = (pairs * last.scores).add_(keys.mul_(inner))
+        weighed = (pairs * r.scores).add_(keys.mul_(inner))
         del keys
         d_total.add_(weighed.sum(-1, keepdim=True)).sub_(weighed.sum(-2, keepdim=True).transpose(1, 2))
         del weighed
@@ -275,9 +327,9 @@ def gradients(ops: Operations, c: Chunks, found: States, grad: Array, last: Ends
         del inner
     d_q, d_k = ops.matmuls(pairs, c.k), ops.matmuls(pairs.transpose(1, 2), c.q)
     del pairs
-    within, read = ops.matmuls(both, c.k), ops.matmuls(erased, found.begun.transpose(1, 2))
+    within, read = ops.matmuls(both, c.k), ops.matmuls(erased, begun.transpose(1, 2))
     del both, erased
-    at_end = ops.matmuls(found.updates, last.ends.transpose(1, 2))
+    at_end = ops.matmuls(s.updates, at_ends.transpose(1, 2))
     with ops.fused():
         d_q.add_(from_begun)
         del from_begun
@@ -286,7 +338,7 @@ def gradients(ops: Operations, c: Chunks, found: States, grad: Array, last: Ends
         del within, read
         leaving = at_end.mul_(c.k).sum(-1, keepdim=True)
         del at_end
-        through = (found.begun * last.ends).flatten(1, 2).sum(-1, keepdim=True).unsqueeze(-1).mul_(c.through)
+        through = (begun * at_ends).flatten(1, 2).sum(-1, keepdim=True).unsqueeze(-1).mul_(c.through)
         d_total.sub_(leaving)
         d_total[:, -1:].add_(leaving.sum(-2, keepdim=True)).add_(through)
         del leaving, through
@@ -298,19 +350,3 @@ def gradients(ops: Operations, c: Chunks, found: States, grad: Array, last: Ends
         del d_q, d_k, d_v, d_g, d_strength
     d_q, d_k, d_v, d_g, d_strength = found_all
     return d_q, d_k, d_v, d_g.squeeze(-1), d_strength.squeeze(-1)
-
-
-def forward(ops: Operations, given: Sequence[Array], positions: Array | None = None) -> Array:
-    """The output [batch, seq, heads, value] of sequences that begin without a state. `given`: q, k, v, g, b."""
-    c = in_chunks(ops, given, positions)
-    return output(ops, c, states(ops, c, initial_state(c)))
-
-
-def backward(ops: Operations, grad: Array, given: Sequence[Array], positions: Array | None = None) -> tuple[Array, ...]:
-    """Gradients of q, k, v, g and b."""
-    c = in_chunks(ops, given, positions)
-    with ops.fused():
-        cut = _cut(ops, grad, c.sizes)
-    found = states(ops, c, initial_state(c))
-    last = ends(ops, c, found, cut, initial_state(c))
-    return gradients(ops, c, found, cut, last)

@@ -15,7 +15,6 @@ from fourfold.layout.divisibility import (
     sequence_multiple,
     splits_experts,
     splits_heads,
-    splits_sequences,
     splits_tensors,
     splits_tokens,
     spreads_experts,
@@ -88,8 +87,7 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
 
 def divides_sequence(request: Request, tp: int, cp: int) -> bool:
     """Whether context parallelism divides a sequence, and tensor parallelism each part."""
-    divides = cp == 1 or request.sequence_length % (sequence_multiple(cp) * tp) == 0
-    return divides and splits_sequences(request.model, cp)
+    return cp == 1 or request.sequence_length % (sequence_multiple(cp) * tp) == 0
 
 
 def divides_microbatch(request: Request, tp: int, cp: int, sequences: int) -> bool:

@@ -12,7 +12,7 @@ the sizes of a key and of a value, r = H / G, c = 2 d + r v channels of a key he
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from fourfold.model import delta
+from fourfold.model.context.recurrence import halo, halo_backward, recurrence_backward, recurrence_forward, stretches
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.norm import rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
@@ -103,8 +103,12 @@ class GatedDelta:
         seen = self._split(run, projected, w)
         saved.keep(projected=projected)
         del projected
-        inputs = self._rule_inputs(run, seen, w)
-        recurred = delta.forward(ops, inputs, run.batch.positions)
+        before = self._halo(run, seen.mixed)
+        inputs = self._rule_inputs(run, seen, w, before)
+        if before is not None:
+            saved.keep(halo=before)
+        del before
+        recurred = recurrence_forward(env, inputs, self._positions(run), saved)
         inputs.clear()
         with ops.fused():
             rows = recurred.to(seen.gate.dtype).contiguous().view(-1, self.value_head_dim)
@@ -137,10 +141,11 @@ class GatedDelta:
         given = [gradient, recurred, scale]
         del gradient, recurred, scale
         self._gate_backward(run, given, seen.gate, grads.gate, w)
-        inputs = self._rule_inputs(run, seen, w)
-        found = list(delta.backward(ops, given.pop(), inputs, run.batch.positions))
-        self._rule_inputs_backward(run, found, inputs, seen, grads, w)
-        del inputs, seen, grads
+        before = saved.take_if_kept("halo")
+        inputs = self._rule_inputs(run, seen, w, before)
+        found = list(recurrence_backward(env, given.pop(), inputs, self._positions(run), saved))
+        self._rule_inputs_backward(run, found, inputs, seen, grads, w, before)
+        del inputs, seen, grads, before
         given.append(into.view(-1, into.shape[-1]))
         del into
         return column_backward(env, w.projection, None, given, source)
@@ -160,7 +165,7 @@ class GatedDelta:
         return normed.view(*active.shape).mul_(active).flatten(2).flatten(0, 1)
 
     def _split(self, run: Pass, projected: Array, w: GatedDeltaParameters[Weight]) -> _Projected:
-        rows, (groups, heads) = run.batch.tokens.shape[0], self._heads(w)
+        rows, (groups, heads) = run.batch.tokens.shape[0] * stretches(run.parallel), self._heads(w)
         values = self.copies * self.value_head_dim
         x = projected.view(rows, -1, projected.shape[-1])
         wide, narrow = x.split((groups * (self.channels + values), 2 * heads), dim=-1)
@@ -168,11 +173,22 @@ class GatedDelta:
         strengths, decays = narrow.unflatten(-1, (groups, -1)).split((self.copies, self.copies), dim=-1)
         return _Projected(mixed, gate, strengths, decays)
 
-    def _rule_inputs(self, run: Pass, seen: _Projected, w: GatedDeltaParameters[Weight]) -> list[Array]:
+    def _positions(self, run: Pass) -> Array | None:
+        """[rows, seq] of the stretches that this rank has."""
+        positions = run.batch.positions
+        return None if positions is None else positions.view(positions.shape[0] * stretches(run.parallel), -1)
+
+    def _halo(self, run: Pass, mixed: Array) -> Array | None:
+        """What the convolution reads in front of the tokens of this rank; None where nothing is there."""
+        return None if run.parallel.context is None else halo(run.env, mixed, self.kernel - 1)
+
+    def _rule_inputs(
+        self, run: Pass, seen: _Projected, w: GatedDeltaParameters[Weight], before: Array | None
+    ) -> list[Array]:
         """q, k [batch, seq, G, d], v [batch, seq, H, v], g and b [batch, seq, H] in the accumulation format."""
         ops, size = run.ops, self.key_head_dim
         with ops.fused():
-            active = ops.silu(self._convolved(run, self._padded(run, seen.mixed), self._taps(run, w)))
+            active = ops.silu(self._convolved(run, self._padded(run, seen.mixed, before), self._taps(run, w)))
             q, k = (self._unit(run, active[..., first : first + size])[0] for first in (0, size))
             q.mul_(size**-0.5)
             v = ops.copy(self._by_head(active[..., 2 * size :])).flatten(2, 3)
@@ -212,12 +228,16 @@ class GatedDelta:
         keys, values = groups * self.key_head_dim, heads * self.value_head_dim
         return [part.squeeze(1).unflatten(0, (groups, -1)) for part in data.split((keys, keys, values))]
 
-    def _padded(self, run: Pass, mixed: Array) -> Array:
-        """[batch, kernel - 1 + seq, G, c] in the accumulation format, zeros before the first token."""
+    def _padded(self, run: Pass, mixed: Array, halo: Array | None) -> Array:
+        """[batch, kernel - 1 + seq, G, c] in the accumulation format, zeros before the first token, or the halo [batch, kernel - 1,
+        G, c]."""
         rows, tokens, *rest = mixed.shape
         before = self.kernel - 1
         padded = mixed.new_empty((rows, before + tokens, *rest), dtype=run.ops.accumulation_dtype(mixed))
-        padded[:, :before].zero_()
+        if halo is None:
+            padded[:, :before].zero_()
+        else:
+            padded[:, :before].copy_(halo)
         padded[:, before:].copy_(mixed)
         return padded
 
@@ -234,7 +254,7 @@ class GatedDelta:
 
     def _within(self, run: Pass, x: Array, lag: int) -> Array:
         """x [batch, seq, ...], zeros where a token's document does not reach back so far."""
-        positions = run.batch.positions
+        positions = self._positions(run)
         return x if positions is None else x * (positions >= lag).unsqueeze(-1).unsqueeze(-1)
 
     def _gate_backward(
@@ -265,9 +285,10 @@ class GatedDelta:
         seen: _Projected,
         into: _Projected,
         w: GatedDeltaParameters[Weight],
+        before: Array | None,
     ) -> None:
-        """`found`: gradients of q, k, v, g, b, taken out of the list; `inputs`: those themselves. Puts the gradients of what was
-        projected into `into`; adds the weights'."""
+        """`found`: gradients of q, k, v, g, b, taken out of the list; `inputs`: those themselves; `before`: the halo. Puts the
+        gradients of what was projected into `into`; adds the weights'."""
         ops, size = run.ops, self.key_head_dim
         d_q, d_k, d_v, d_g, d_b = found
         found.clear()
@@ -282,7 +303,7 @@ class GatedDelta:
             into.decays.copy_(d_steps.unflatten(2, into.decays.shape[2:]))
             del d_b, d_g, g, b, slopes, d_steps
         with ops.fused():
-            padded, taps = self._padded(run, seen.mixed), self._taps(run, w)
+            padded, taps = self._padded(run, seen.mixed, before), self._taps(run, w)
             convolved = self._convolved(run, padded, taps)
             active = ops.silu(convolved)
             d_active = active.new_empty(active.shape)
@@ -298,12 +319,23 @@ class GatedDelta:
             del d_q, d_k, d_v, active
             ops.silu_backward_(d_active, convolved)
             del d_active
-            self._convolution_backward(run, convolved, padded, taps, into.mixed, w)
+            d_padded = self._convolution_backward(run, convolved, padded, taps, w)
+            del convolved, padded, taps
+            into.mixed.copy_(d_padded[:, self.kernel - 1 :])
+            in_front = None if before is None else ops.copy(d_padded[:, : self.kernel - 1])
+            del d_padded
+        if in_front is not None:
+            tokens = into.mixed.shape[1]
+            behind = halo_backward(run.env, in_front, tokens)
+            del in_front
+            with ops.fused():
+                into.mixed[:, tokens - behind.shape[1] :].add_(behind)
+                del behind
 
     def _convolution_backward(
-        self, run: Pass, grad: Array, padded: Array, taps: Array, into: Array, w: GatedDeltaParameters[Weight]
-    ) -> None:
-        """grad [batch, seq, G, c] of what was convolved: puts that of the tokens into `into`; adds the weights'."""
+        self, run: Pass, grad: Array, padded: Array, taps: Array, w: GatedDeltaParameters[Weight]
+    ) -> Array:
+        """grad [batch, seq, G, c] of what was convolved -> that of what `_padded` gave; adds the weights'."""
         tokens, before = grad.shape[1], self.kernel - 1
         d_padded, d_taps = padded.new_zeros(padded.shape), taps.new_empty(taps.shape)
         for lag in range(self.kernel):
@@ -312,8 +344,8 @@ class GatedDelta:
             d_taps[before - lag].copy_((masked * padded[:, span]).flatten(0, 1).sum(0))
             d_padded[:, span].addcmul_(masked, taps[before - lag])
             del masked
-        into.copy_(d_padded[:, before:])
         weights = d_taps.new_empty(w.convolution.data.shape)
         for part, found in zip(self._channels_of(weights, w), self._channels(d_taps), strict=True):
             part.copy_(found.permute(1, 2, 0))
         w.convolution.add(weights)
+        return d_padded
