@@ -22,6 +22,11 @@ _GLM: dict[str, Any] = {
 _QWEN_MOE: dict[str, Any] = {
     "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 8
 }  # fmt: skip
+_QWEN_NEXT: dict[str, Any] = {
+    **_QWEN_MOE, "shared_expert_intermediate_size": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 4, "linear_conv_kernel_dim": 3, "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
@@ -49,6 +54,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 16, "sliding_window_pattern": 2}),
     "phi3": ("phi3", {"sliding_window": None}),
+    "qwen3_next": ("qwen3_next", _QWEN_NEXT),
 }
 """Families and keys of valid folders."""
 _STRINGS: dict[str, tuple[str, ...]] = {

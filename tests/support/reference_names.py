@@ -27,6 +27,10 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return theirs[name]
     if name in _TABLES:
         return theirs[_TABLES[name]]
+    if ".shared_experts." in name:  # Qwen3-Next has one, of any width
+        return theirs[name.replace("shared_experts", "shared_expert")]
+    if ".linear_attn.conv_" in name:
+        return _convolution(name, theirs)
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
     assert match is not None, name
     layer, part, kind = match.groups()
@@ -37,3 +41,11 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     else:
         own = theirs[f"{prefix}{_PARTS[part]}.{kind}"]
     return own.t() if own.dim() == 2 else own
+
+
+def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The channels of q, k or v of a convolution over all of them."""
+    prefix, _, part = name.removesuffix(".weight").rpartition("conv_")
+    full, values = theirs[f"{prefix}conv1d.weight"], theirs[f"{prefix}out_proj.weight"].shape[1]
+    keys = (full.shape[0] - values) // 2
+    return full.split((keys, keys, values))["qkv".index(part)]

@@ -1,6 +1,6 @@
 """Which layers of a model look back through a window, as its `config.json` says: `layer_types`, or the rule of its family."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
@@ -8,19 +8,22 @@ from fourfold.config.model_config import LAYER_KEYS, OFF, ModelConfig, exception
 from fourfold.huggingface.key import number, require
 from fourfold.huggingface.rope import FULL
 
-SLIDING, CHUNKED = "sliding_attention", "chunked_attention"
+SLIDING, CHUNKED, LINEAR = "sliding_attention", "chunked_attention", "linear_attention"
 _WINDOW, _FULL_LAYERS = 4096, 28
 """Values that transformers takes where `sliding_window` and `max_window_layers` are left out."""
 
 
-def stated_kinds(raw: Mapping[str, Any], num_layers: int, source: str) -> list[str] | None:
+def stated_kinds(
+    raw: Mapping[str, Any], num_layers: int, source: str, allowed: Sequence[str] = (FULL, SLIDING)
+) -> list[str] | None:
     """The kind of every layer; None where `layer_types` is left out or null. Raises `UserError` for a kind that there is not."""
     kinds = raw.get("layer_types")
     if kinds is None:
         return None
-    if not isinstance(kinds, list) or any(kind not in (FULL, SLIDING) for kind in kinds):
+    if not isinstance(kinds, list) or any(kind not in allowed for kind in kinds):
         raise UserError(
-            f"{source}: layer_types = {shortened(kinds)} is not supported; allowed: a list of {FULL!r} and {SLIDING!r}, or null"
+            f"{source}: layer_types = {shortened(kinds)} is not supported; allowed: a list of "
+            f"{' and '.join(map(repr, allowed))}, or null"
         )
     if num_layers and len(kinds) != num_layers:
         raise UserError(
@@ -94,7 +97,13 @@ def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: 
 def layer_types(model: ModelConfig) -> list[str]:
     """The kind of every layer."""
     layers = (model.of_layer(layer) for layer in range(model.num_layers))
-    return [SLIDING if each.sliding_window else CHUNKED if each.attention_chunk else FULL for each in layers]
+    return [_kind(each) for each in layers]
+
+
+def _kind(layer: ModelConfig) -> str:
+    if layer.mixer == "gated_delta":
+        return LINEAR
+    return SLIDING if layer.sliding_window else CHUNKED if layer.attention_chunk else FULL
 
 
 def window_of(model: ModelConfig) -> int | None:

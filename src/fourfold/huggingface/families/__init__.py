@@ -15,7 +15,7 @@ from fourfold.huggingface.families.llama import LLAMA
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
 from fourfold.huggingface.families.olmo import OLMO2
 from fourfold.huggingface.families.phi3 import PHI3
-from fourfold.huggingface.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from fourfold.huggingface.families.qwen import QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
 from fourfold.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -25,6 +25,7 @@ FAMILIES: dict[str, Family] = {
         OLMO2,
         GEMMA3,
         GLM4_MOE,
+        QWEN3_NEXT,
     )
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""

@@ -1,13 +1,24 @@
-"""Qwen2, with biases of queries, keys and values; Qwen3, with norms of queries and keys; Qwen3-MoE, with experts."""
+"""Qwen2, with biases of queries, keys and values; Qwen3, with norms of queries and keys; Qwen3-MoE, with experts; Qwen3-Next,
+three of whose layers in four are recurrent (Gated DeltaNet)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.model_config import ModelConfig
-from fourfold.huggingface.family import FALSE, SILU, Family
-from fourfold.huggingface.key import Key, decoder_keys
-from fourfold.huggingface.layer_types import FULL, SLIDING, layer_types, one_window, read_switched_window, window_of
+from fourfold.config.model_config import ModelConfig, exceptions_of
+from fourfold.huggingface.family import FALSE, SILU, Family, Rename, TensorNames
+from fourfold.huggingface.key import Key, decoder_keys, number
+from fourfold.huggingface.layer_types import (
+    FULL,
+    LINEAR,
+    SLIDING,
+    layer_types,
+    one_window,
+    read_switched_window,
+    stated_kinds,
+    window_of,
+)
 
 _WINDOW = ("use_sliding_window", "sliding_window", "layer_types")
 
@@ -60,6 +71,10 @@ QWEN3 = Family(
 
 def _read_moe(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     read_switched_window(raw, values, source, split=False)
+    _read_dense_layers(raw, values, source)
+
+
+def _read_dense_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     layers = raw.get("mlp_only_layers")
     dense = layers or []
     if not isinstance(dense, list) or sorted(map(str, dense)) != sorted(map(str, range(len(dense)))):
@@ -71,9 +86,18 @@ def _read_moe(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> No
 
 
 def _write_moe(model: ModelConfig) -> dict[str, Any]:
-    return {**_write_window(model), "mlp_only_layers": list(range(model.first_dense_layers))}
+    return {**_write_window(model), **_write_dense_layers(model)}
 
 
+def _write_dense_layers(model: ModelConfig) -> dict[str, Any]:
+    return {"mlp_only_layers": list(range(model.first_dense_layers))}
+
+
+_EXPERTS = (
+    Key("normalize_top_k", "norm_topk_prob", bool, False),
+    Key("balance_loss", "router_aux_loss_coef", float, 0.001, zero=True, switch="output_router_logits"),
+    Key("moe_period", "decoder_sparse_step", default=1),
+)
 QWEN3_MOE = Family(
     name="qwen3_moe",
     architecture="Qwen3MoeForCausalLM",
@@ -82,9 +106,7 @@ QWEN3_MOE = Family(
         Key("num_experts", "num_experts", default=128, aliases=("num_local_experts",)),
         Key("top_k", "num_experts_per_tok", default=8),
         Key("moe_ffn_size", "moe_intermediate_size", default=768),
-        Key("normalize_top_k", "norm_topk_prob", bool, False),
-        Key("balance_loss", "router_aux_loss_coef", float, 0.001, zero=True, switch="output_router_logits"),
-        Key("moe_period", "decoder_sparse_step", default=1),
+        *_EXPERTS,
     ),
     states={"hidden_act": SILU, "attention_bias": FALSE},
     lacks=("mlp_bias",),
@@ -94,4 +116,70 @@ QWEN3_MOE = Family(
     fixed={"qk_norm": True},
     may=("sliding_window", "first_dense_layers"),
     needs=("num_experts",),
+)
+
+
+_SHARED, _INTERVAL = "shared_expert_intermediate_size", "full_attention_interval"
+
+
+def _read_next(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
+    _read_dense_layers(raw, values, source)
+    shared, size = number(raw.get(_SHARED, 512), _SHARED, source, int), values["moe_ffn_size"]
+    if shared % size:
+        raise UserError(
+            f"{source}: {_SHARED} = {shared} is not supported: shared experts are as wide as routed ones; allowed: a multiple of "
+            f"moe_intermediate_size = {size}, for example {size}"
+        )
+    values["num_shared_experts"] = shared // size
+    layers = values.get("num_layers", 0)
+    kinds = stated_kinds(raw, layers, source, (FULL, LINEAR))
+    if kinds is None:
+        interval = number(raw.get(_INTERVAL, 4), _INTERVAL, source, int)
+        kinds = [LINEAR if (layer + 1) % interval else FULL for layer in range(layers)]
+    if LINEAR in kinds:
+        values["mixer"] = "gated_delta"
+        values["exceptions"] = exceptions_of([{"mixer": "attention"} if kind == FULL else {} for kind in kinds])
+
+
+def _write_next(model: ModelConfig) -> dict[str, Any]:
+    shared = {_SHARED: model.num_shared_experts * model.moe_ffn_size}
+    return {**shared, **_write_dense_layers(model), "layer_types": layer_types(model)}
+
+
+QWEN3_NEXT = Family(
+    name="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    keys=(
+        *decoder_keys(max_position=32768, num_kv_heads=2, head_dim=256),
+        Key("rotary_fraction", "partial_rotary_factor", float, 0.25),
+        Key("delta_key_heads", "linear_num_key_heads", default=16),
+        Key("delta_value_heads", "linear_num_value_heads", default=32),
+        Key("delta_key_dim", "linear_key_head_dim", default=128),
+        Key("delta_value_dim", "linear_value_head_dim", default=128),
+        Key("delta_kernel", "linear_conv_kernel_dim", default=4),
+        Key("num_experts", "num_experts", default=512, aliases=("num_local_experts",)),
+        Key("top_k", "num_experts_per_tok", default=10),
+        Key("moe_ffn_size", "moe_intermediate_size", default=512),
+        replace(_EXPERTS[0], default=True),
+        *_EXPERTS[1:],
+    ),
+    states={"hidden_act": SILU, "attention_bias": FALSE},
+    lacks=("mlp_bias",),
+    read=_read_next,
+    reads=(_SHARED, _INTERVAL, "layer_types", "mlp_only_layers"),
+    write=_write_next,
+    fixed={"qk_norm": True, "zero_centered_norm": True, "attention_output_gate": True, "shared_expert_gate": True},
+    usual={"rotary_fraction": 0.25},
+    may=("mixer", "num_shared_experts", "first_dense_layers"),
+    by_layer=("mixer",),
+    needs=("num_experts", "num_shared_experts", "delta_value_heads"),
+    tensors=TensorNames(
+        modules=(
+            Rename("linear_attn.conv1d", ("linear_attn.conv_q", "linear_attn.conv_k", "linear_attn.conv_v")),
+            *(
+                Rename(f"mlp.shared_expert.{each}", (f"mlp.shared_experts.{each}",))
+                for each in ("gate_proj", "up_proj", "down_proj")
+            ),
+        )
+    ),
 )
