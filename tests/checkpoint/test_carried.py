@@ -78,6 +78,17 @@ def test_transformers_reads_the_same_configuration(base: str, tmp_path: Path) ->
     assert resolve_model(ModelSection(hf=str(out))) == model
 
 
+def test_kimi_k2_is_written_as_the_deepseek_v3_that_it_is(tmp_path: Path) -> None:
+    """Its own name needs Python of the folder, which is not carried; transformers knows no class of that name."""
+    more = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    model = original(tmp_path / "in", "deepseek_v3 yarn", **more)
+    out = exported(tmp_path / "in", model, tmp_path / "out")
+    written = json.loads((out / "config.json").read_text())
+    assert (written["model_type"], "auto_map" in written) == ("deepseek_v3", False)
+    assert AutoConfig.from_pretrained(out).model_type == "deepseek_v3"
+    assert resolve_model(ModelSection(hf=str(out))) == model
+
+
 def test_the_form_of_transformers_4_stays(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "finetuned": True}
     original(tmp_path / "in")

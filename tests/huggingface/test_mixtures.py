@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.model_config import YarnScaling
-from fourfold.huggingface import parse_config, to_config
+from fourfold.huggingface import FAMILIES, parse_config, to_config
+from fourfold.huggingface.config_json import unread_keys
 from tests.huggingface.architectures import MLA, MODELS, resolve
 
 
@@ -112,6 +113,38 @@ def test_deepseek_v3s_own_config(tmp_path: Path) -> None:
                    balance_bias_speed=preset.balance_bias_speed, init_std=preset.init_std) == preset  # fmt: skip
 
 
+def test_kimi_k2s_own_config(tmp_path: Path) -> None:
+    """config.json of moonshotai/Kimi-K2-Instruct is the preset, its YaRN beside, whose ramp is between two equal numbers of turns;
+    it is written as a DeepSeek-V3, which transformers loads."""
+    raw = {
+        "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "aux_loss_alpha": 0.001, "ep_size": 1,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
+        "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 131072, "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64,
+        "num_nextn_predict_layers": 0, "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}, "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True,
+        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 163840,
+    }  # fmt: skip
+    model, preset = _read(raw, tmp_path), resolve(preset="kimi-k2")
+    assert model.yarn_scaling == YarnScaling(
+        factor=32.0, original_max_position=4096, beta_fast=1.0, mscale=1.0, mscale_all_dim=1.0
+    )
+    assert replace(model, yarn_scaling=None, max_position=4096, balance_bias_speed=preset.balance_bias_speed) == preset
+    assert unread_keys(raw, FAMILIES["deepseek_v3"]) == []
+    assert (preset.family, resolve(**MLA, family="kimi_k2").family) == ("deepseek_v3", "deepseek_v3")
+    written = to_config(model)
+    assert (written["model_type"], written["architectures"]) == ("deepseek_v3", raw["architectures"])
+    assert _read(written, tmp_path) == model
+    assert _read({**raw, "rms_norm_eps": 1e-5}, tmp_path).norm_eps == 1e-5  # Kimi-K2-Thinking
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     groups=st.integers(1, 4), per_group=st.integers(2, 8), dense=st.integers(0, 3), shared=st.integers(1, 3),
@@ -146,7 +179,6 @@ def test_any_deepseek_model_reads_back(
         ("deepseek_v3", {"scoring_func": "softmax"}, ["scoring_func = 'softmax'", "'sigmoid'"]),
         ("deepseek_v3", {"topk_method": "greedy"}, ["topk_method = 'greedy'", "'noaux_tc'"]),
         ("deepseek_v3", {"moe_layer_freq": 2}, ["moe_layer_freq = 2"]),
-        ("deepseek_v3", {"rms_norm_eps": 1e-5}, ["rms_norm_eps = 1e-05"]),
         ("deepseek_v3", {"n_group": 7}, ["num_expert_groups = 7"]),
         ("deepseek_v3", {"kv_lora_rank": "512"}, ["kv_lora_rank = '512'"]),
         ("deepseek_v3", {"first_k_dense_replace": -1}, ["first_k_dense_replace = -1", "0 or more"]),

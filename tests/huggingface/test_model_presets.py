@@ -25,6 +25,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v3": 671_026_404_352,  # 671,026,419,200 with its balancing biases, 58 x 256; without multi-token prediction
+    "kimi-k2": 1_026_408_209_408,  # 1,026,408,232,448 with its balancing biases, 60 x 384
     "glm-4.5": 352_797_814_784,  # "355B", without its balancing biases and multi-token prediction
     "gpt3-175b": 174_604_259_328,  # "174.6B": table 2.1's "175.0B" is rounded
     "mt-nlg-530b": 529_600_819_200,  # "530B"
@@ -36,6 +37,7 @@ ACTIVE = {
     "qwen3-30b-a3b": 3.35e9,
     "qwen3-235b-a22b": 22.19e9,
     "deepseek-v3": 37.55e9,
+    "kimi-k2": 32.86e9,
     "llama3-405b": 405.85e9,
 }
 

@@ -222,16 +222,3 @@ def test_wild_values_of_a_kind_of_layer_are_lost_and_no_error() -> None:
     near = nearest_model({"model_type": "new", "rope_parameters": kinds} | sizes(4, 64, 4, 128, 512), "config.json")
     assert near.values["rope_theta"] == 1e6
     assert near.differences == ("layers with windows have the rotary base of the others",)
-
-
-def test_kimi_k2_is_read_as_the_family_that_it_is(tmp_path: Path) -> None:
-    raw = sizes(4, 64, 4, 128, 512, moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1,
-                first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
-                scoring_func="sigmoid", topk_method="noaux_tc", n_group=1, topk_group=1, rms_norm_eps=1e-6,
-                rope_scaling={"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
-                rope_theta=5e4)  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "kimi_k2"}))
-    kimi = resolve_model(ModelSection(hf=str(tmp_path)))
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"model_type": "deepseek_v3"}))
-    assert kimi == resolve_model(ModelSection(hf=str(tmp_path)))
-    assert (kimi.family, kimi.rope_theta, kimi.yarn_scaling is not None) == ("deepseek_v3", 5e4, True)

@@ -114,9 +114,9 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
             f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is not below high_freq_factor = "
             f"{scaling.high_freq_factor}; values that work: low_freq_factor = 1.0, high_freq_factor = 4.0"
         )
-    if yarn is not None and yarn.beta_slow >= yarn.beta_fast:
+    if yarn is not None and yarn.beta_slow > yarn.beta_fast:
         return (
-            f"model.yarn_scaling: beta_slow = {yarn.beta_slow} is not below beta_fast = {yarn.beta_fast}; values that work: "
+            f"model.yarn_scaling: beta_slow = {yarn.beta_slow} is above beta_fast = {yarn.beta_fast}; values that work: "
             f"beta_slow = 1.0, beta_fast = 32.0"
         )
     return None

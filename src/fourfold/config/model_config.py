@@ -42,7 +42,7 @@ class YarnScaling(Section):
     original_max_position: Size
     """Positions of the model before scaling [tokens]."""
     beta_fast: Positive = 32.0
-    """Rotations over the original context above which a frequency stays. More than `beta_slow`."""
+    """Rotations over the original context above which a frequency stays. At least `beta_slow`."""
     beta_slow: Positive = 1.0
     """Rotations over the original context below which a frequency is divided by `factor`."""
     mscale: Weight | None = None

@@ -11,7 +11,7 @@ from fourfold.config.model_config import WITH_OFF, ModelConfig, written_once
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import model_preset
 from fourfold.huggingface.config_json import load_config, read_config
-from fourfold.huggingface.families import CUSTOM, FAMILIES, family_of
+from fourfold.huggingface.families import CUSTOM, FAMILIES, SAME_AS, family_of
 from fourfold.huggingface.nearest import Nearest, nearest_model
 
 _HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
@@ -62,6 +62,8 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
         multiple = section.vocab_multiple or 64
         values["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
     name = values.get("family", CUSTOM)
+    if name in SAME_AS:
+        name = values["family"] = SAME_AS[name]
     if name in FAMILIES:
         values = {**FAMILIES[name].implied, **values}
     elif name != CUSTOM:

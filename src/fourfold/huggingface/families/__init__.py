@@ -30,7 +30,7 @@ FAMILIES: dict[str, Family] = {
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""
 SAME_AS = {"kimi_k2": "deepseek_v3"}
-"""Other `model_type`s of models that are a family's: read as it, and written as it."""
+"""Other `model_type`s of models that are a family's: read as it, in run files too, and written as it, which transformers loads."""
 CUSTOM = "custom"
 """A model that no Hugging Face family describes: it trains, and is not exported."""
 

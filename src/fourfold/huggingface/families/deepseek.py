@@ -1,4 +1,5 @@
-"""DeepSeek-V3: multi-head latent attention, experts with sigmoid scores, shared experts, multi-token prediction."""
+"""DeepSeek-V3, and Kimi-K2, which is one: multi-head latent attention, experts with sigmoid scores, shared experts, multi-token
+prediction."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -73,23 +74,20 @@ DEEPSEEK_V3 = Family(
         *_ATTENTION,
         Key("mtp_layers", "num_nextn_predict_layers", default=0, zero=True, aliases=("num_mtp_layers",)),
     ),
-    # transformers norms the latents with an epsilon of 1e-6 whatever rms_norm_eps says
     states={
         "hidden_act": SILU,
         "attention_bias": FALSE,
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
         "moe_layer_freq": (1,),
-        "rms_norm_eps": (1e-6,),
     },
     lacks=("mlp_bias",),
     constants={"output_router_logits": False},
     read=_read,
     reads=("head_dim", "layer_types"),
     write=_write,
-    fixed={"norm_eps": 1e-6},
     may=("router", "balance_bias_speed"),
-    usual={"router": "sigmoid", "rope_interleave": True},
+    usual={"router": "sigmoid", "rope_interleave": True, "norm_eps": 1e-6},
     needs=("key_value_rank",),
     rope_types=("default", "llama3", "yarn"),  # transformers scales scores too where rotary embedding is scaled
     departs=_departs,
