@@ -68,6 +68,16 @@ def test_a_gated_delta_rule(length: int, tp: int, sequence: bool, policy: str, c
 
 
 @pytest.mark.grid(1)
+@pytest.mark.parametrize("placement", ["post", "sandwich"])
+@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
+def test_norms_after(tp: int, sequence: bool, policy: str, placement: Any) -> None:
+    """Weight gradients of a block without a norm before them read its own input, which they keep."""
+    model = replace(MODEL, norm_placement=placement, zero_centered_norm=True, scaled_embedding=True)
+    check_phases(tp, model=model, sequence=sequence, compute="fp32", policy=policy)
+
+
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize(
     ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]

@@ -205,8 +205,9 @@ def _block(
         grad, _ = meter.run("backward", backward, f.backward.collectives, before, h, f.backward_workspace_bytes, after)
         return grad
     routed = block.moe
+    placement = block.layer_kind.placement
     keeps_upstream = not env.parallel.sequence and not (routed and weights.feed_forward.shared is None)
-    held = halves.deferred_bytes - h if keeps_upstream else halves.deferred_bytes
+    held = halves.deferred_bytes - h * (keeps_upstream and placement == "pre") - h * (placement == "post")
     grad, pending = meter.run(
         "input gradient",
         backward,

@@ -255,14 +255,16 @@ class RecordedRank:
 
     def halves(self, policy: str) -> Halves:
         """Records a block's split backward: the input gradient, then the weight gradients. The first leaves the operands of the
-        second, the upstream gradient among them where it is one."""
-        x = self.hidden(max(1, self.segment.depth))
+        second, the block's input and the upstream gradient among them where they are."""
+        x = self.ops.make(
+            (max(1, self.segment.depth) * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute
+        )
         saved, forward = self._forward(x, Saved(SELECTIVE if policy == "selective" else ()))
         recording, upstream = self.recording, self._upstream()
         with deferring(self.units.values()) as pending:
             grad = block_backward(self.segment, self.env, upstream, x, self.weights, self.batch, saved, self.balancing)
         phase, peak, output = recording.recorded(), recording.peak - upstream.nbytes, grad.nbytes
-        del upstream, grad
+        del upstream, grad, x
         deferred = recording.live
         recording.begin()
         pending.run()
