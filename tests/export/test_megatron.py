@@ -4,6 +4,7 @@ import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from fourfold.config.model_config import YarnScaling
 from fourfold.config.optimizers import AdamWSection
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
+from fourfold.export.torchtitan import torchtitan
 from tests.export.cases import DEFAULT, asked, drawn_jobs, job, jobs, traits
 from tests.export.launched import Launched, launched
 from tests.export.megatron_rules import RULES, groups_fill_the_pipeline, unrolled
@@ -162,6 +164,14 @@ def test_yarn_of_mla_is_taken_with_megatrons_own_range(original: int) -> None:
     model = replace(request_of_mla.model, yarn_scaling=yarn)
     _, missing = megatron(TrainerJob(replace(request_of_mla, model=model), replace(DEFAULT, dp_shard=128)))
     assert any("it will take (4096, 32.0, 1.0)" in each for each in missing) == (original != 4096)
+
+
+@pytest.mark.parametrize("exporter", [megatron, torchtitan])
+def test_a_factor_of_yarn_that_no_key_states_is_named(exporter: Any) -> None:
+    yarn = YarnScaling(factor=4.0, original_max_position=4096, attention_factor=1.5)
+    asked_for = request(16)
+    exported = TrainerJob(replace(asked_for, model=replace(asked_for.model, yarn_scaling=yarn)), LAYOUT)
+    assert any("yarn_scaling.attention_factor" in each for each in exporter(exported).left_out)
 
 
 def test_megatrons_fsdp_has_the_checkpoints_that_it_asks_for() -> None:

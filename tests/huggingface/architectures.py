@@ -17,6 +17,7 @@ MLA: dict[str, Any] = {
     "value_head_dim": 6,
 }
 YARN = YarnScaling(factor=40.0, original_max_position=64, mscale=1.0, mscale_all_dim=1.0)
+LONGER = {"factor": 8.0, "original_max_position": 8, "attention_factor": 1.25}
 STATED: dict[str, dict[str, Any]] = {
     "mixtral": {**DIMENSIONS, "num_kv_heads": 2, "num_experts": 8, "top_k": 2, "balance_loss": 0.02},
     "mixtral tied, windowed": {
@@ -57,6 +58,11 @@ STATED: dict[str, dict[str, Any]] = {
     "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
     **{name: {**DIMENSIONS, **stated, "balance_bias_speed": 0} for name, stated in FAMILIES.items()},  # it stands in no config.json
+    "olmo3 without windows": {**DIMENSIONS, "family": "olmo3", "rope_theta": 1e6},
+    "olmo3 in two": {
+        **DIMENSIONS, "family": "olmo3", "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5, "sliding_window": 16,
+        "exceptions": [{"layers": [1, 2], "sliding_window": 0, "yarn_scaling": LONGER}],
+    },
     "gemma3_text without windows": {**DIMENSIONS, "family": "gemma3_text", "rope_theta": 1e6, "tie_embeddings": False},
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
 }  # fmt: skip

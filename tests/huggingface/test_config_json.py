@@ -67,7 +67,8 @@ def _in_the_form_of_version_4(raw: dict[str, Any]) -> dict[str, Any]:
     raw = dict(raw)
     rope = dict(raw.pop("rope_parameters"))
     for kind, (key, _) in FAMILIES[raw["model_type"]].ropes.items():
-        raw[key] = rope[kind]["rope_theta"]
+        if key:
+            raw[key] = rope[kind]["rope_theta"]
     rope = dict(rope.get(FULL, rope))
     raw["rope_theta"] = rope.pop("rope_theta")
     raw["rope_scaling"] = None if rope["rope_type"] == "default" else rope
@@ -215,7 +216,11 @@ YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
         ({"attention_bias": True}, ["attention_bias = true", "false"]),
         ({"model_type": "qwen3", "attention_bias": True}, ["attention_bias = true", "qwen3"]),
         ({"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "'silu'"]),
-        ({"rope_scaling": {**YARN, "attention_factor": 1.2}}, ["attention_factor = 1.2", "null"]),
+        ({"rope_scaling": {**YARN, "attention_factor": "x"}}, ["attention_factor = 'x'", "positive number"]),
+        ({"model_type": "olmo3", "rope_theta": 1e4}, ["rope_theta = 10000.0", "state both", "sliding_attention"]),
+        ({"model_type": "olmo3", "rope_parameters": YARN}, ["rope_parameters has {'rope_type': 'yarn'}", "full_attention"]),
+        ({"model_type": "olmo3", "rope_parameters": [3]}, ["rope_parameters = [3]"]),
+        ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, ["has {'full_attention': 3}"]),
         ({"rope_scaling": {**YARN, "truncate": False}}, ["truncate = false", "true"]),
         ({"rope_scaling": {**YARN, "factor": 0.5}}, ["factor = 0.5", "at least 1"]),
         ({"rope_scaling": {**YARN, "beta_slow": 64.0}}, ["beta_slow = 64.0", "beta_fast = 32.0"]),

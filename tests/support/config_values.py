@@ -52,6 +52,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", _GLM),
     "gpt2": ("gpt2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 64}),
     "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
     "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 16, "sliding_window_pattern": 2}),
     "phi3": ("phi3", {"sliding_window": None}),
     "qwen3_next": ("qwen3_next", _QWEN_NEXT),

@@ -6,6 +6,7 @@ Sizes are odd where they may be; layers are enough for two stages with two virtu
 
 from typing import Any
 
+YARN = {"factor": 8.0, "original_max_position": 8, "attention_factor": 1.25}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "family": "gemma3_text",
@@ -16,7 +17,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "exceptions": [{"every": 3, "sliding_window": 0, "rope_theta": 1000000.0, "linear_scaling": 8.0}],
     },
-    "olmo2": {"family": "olmo2", "num_layers": 5, "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5},
+    "olmo2": {"family": "olmo2", "num_layers": 7, "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5},
+    "olmo3": {
+        "family": "olmo3",
+        "num_layers": 7,
+        "rope_theta": 10000.0,
+        "sliding_window": 3,
+        "exceptions": [{"layers": [0, 3], "sliding_window": 0, "yarn_scaling": YARN}],
+    },
     "qwen3_next": {
         "family": "qwen3_next",
         "num_layers": 5,

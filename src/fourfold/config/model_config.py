@@ -33,9 +33,9 @@ class RopeScaling(Section):
 
 
 class YarnScaling(Section):
-    """YaRN (Peng et al. 2023). With m(x) = 0.1 x ln(factor) + 1, cosines and sines are multiplied by m(`mscale`) /
-    m(`mscale_all_dim`) if both are stated and positive, else by m(1). The scores of multi-head latent attention are multiplied
-    by m(`mscale_all_dim`) squared if it is stated and positive (DeepSeek-V2, section 3.1.4)."""
+    """YaRN (Peng et al. 2023). Cosines and sines are multiplied by `attention_factor`; if it is left out, with m(x) = 0.1 x
+    ln(factor) + 1, by m(`mscale`) / m(`mscale_all_dim`) if both are stated and positive, else by m(1). The scores of MLA are
+    multiplied by m(`mscale_all_dim`) squared if it is stated and positive (DeepSeek-V2, section 3.1.4)."""
 
     factor: Annotated[float, Ge(1)]
     """How many times longer the context becomes."""
@@ -49,6 +49,8 @@ class YarnScaling(Section):
     """Weight of the magnitude correction of cosines and sines."""
     mscale_all_dim: Weight | None = None
     """Weight of the magnitude correction of all elements."""
+    attention_factor: Positive | None = None
+    """Factor of cosines and sines (OLMo-3). Left out: it follows from the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,6 +88,8 @@ def _positions(job: TrainerJob) -> Part:
         stated = (llama.low_freq_factor, llama.high_freq_factor, llama.original_max_position)
         if stated != (LLAMA_LOW, LLAMA_HIGH, LLAMA_ORIGINAL):
             missing.append(f"rope_scaling {stated}: it will take {(LLAMA_LOW, LLAMA_HIGH, LLAMA_ORIGINAL)}")
+    if yarn is not None and yarn.attention_factor is not None:
+        missing.append("yarn_scaling.attention_factor: it follows from mscale there")
     if yarn is not None and not model.is_mla:
         flags |= {
             "position-embedding-type": "yarn",

@@ -131,6 +131,10 @@ def _of_model(job: TrainerJob) -> list[tuple[str, bool]]:
             model.rope_scaling is not None and family(job).rope != "ComplexRoPE",
         ),
         (
+            "yarn_scaling.attention_factor: is not there",
+            yarn is not None and yarn.attention_factor is not None,
+        ),
+        (
             "yarn_scaling.mscale: cosines and sines keep their magnitude there",
             yarn is not None and (yarn.mscale or 1.0) != (yarn.mscale_all_dim or yarn.mscale or 1.0),
         ),

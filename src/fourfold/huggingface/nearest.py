@@ -38,7 +38,7 @@ _OTHER_KEYS = (
 """Keys of families whose layers are not attention followed by a feed-forward."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 _BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "add_bias_linear")
-_QK_NORM = ("olmo3", "olmoe")
+_QK_NORM = ("olmoe",)
 _SIDE_BY_SIDE = {"gptj", "phi", "cohere", "cohere2", "codegen"}
 _MORE_NORMS = {"gemma2", "glm4"}
 _DIMENSIONS = (

@@ -86,7 +86,6 @@ _SCALES = (
 _SIGMOID = ("dots1", "minimax_m2", "llama4", "ernie4_5_moe_vl", "longcat", "bailing_moe")
 _OF_FAMILIES: tuple[tuple[str, str], ...] = (
     ("gemma", "embeddings are not multiplied by the root of their width"),
-    ("olmo3", "norms behind attention and feed-forward stand before them, those of queries and keys are per head"),
     ("exaone4", "norms behind attention and feed-forward stand before them"),
     ("olmoe", "norms of queries and keys are per head"),
     ("minimax_m2", "norms of queries and keys are per head"),

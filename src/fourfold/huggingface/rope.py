@@ -126,10 +126,6 @@ def _yarn(rope: dict[str, Any], source: str) -> YarnScaling:
     for key, example in (("factor", 40.0), (_ORIGINAL, 4096)):
         if rope.get(key) is None:
             raise UserError(f"{source}: rope scaling 'yarn' lacks the key {key!r}; DeepSeek-V3 has {example}")
-    if rope.get("attention_factor") is not None:
-        raise UserError(
-            f"{source}: rope scaling's attention_factor = {rope['attention_factor']!r} is not supported; allowed: null"
-        )
     if rope.get("truncate") is False:
         raise UserError(f"{source}: rope scaling's truncate = false is not supported; allowed: true")
     values: dict[str, Any] = {}
@@ -139,6 +135,8 @@ def _yarn(rope: dict[str, Any], source: str) -> YarnScaling:
     for key in ("mscale", "mscale_all_dim"):
         if rope.get(key) is not None:
             values[key] = number(rope[key], key, source, float, zero=True)
+    if rope.get("attention_factor") is not None:
+        values["attention_factor"] = number(rope["attention_factor"], "attention_factor", source, float)
     factor = number(rope["factor"], "factor", source, float)
     if factor < 1:
         raise UserError(f"{source}: rope scaling's factor = {factor} is not supported; allowed: at least 1")

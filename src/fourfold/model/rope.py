@@ -25,6 +25,8 @@ class Rope:
         scaling = self.scaling
         if not isinstance(scaling, YarnScaling):
             return 1.0
+        if scaling.attention_factor is not None:
+            return scaling.attention_factor
         if scaling.mscale and scaling.mscale_all_dim:
             return _magnitude(scaling.factor, scaling.mscale) / _magnitude(scaling.factor, scaling.mscale_all_dim)
         return _magnitude(scaling.factor, 1.0)

@@ -13,7 +13,7 @@ from fourfold.huggingface.families.glm import GLM4_MOE
 from fourfold.huggingface.families.gpt2 import GPT2
 from fourfold.huggingface.families.llama import LLAMA
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
-from fourfold.huggingface.families.olmo import OLMO2
+from fourfold.huggingface.families.olmo import OLMO2, OLMO3
 from fourfold.huggingface.families.phi3 import PHI3
 from fourfold.huggingface.families.qwen import QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT
 from fourfold.huggingface.family import Family
@@ -22,10 +22,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3),
-        OLMO2,
-        GEMMA3,
-        GLM4_MOE,
-        QWEN3_NEXT,
+        *(OLMO2, OLMO3, GEMMA3),
+        *(GLM4_MOE, QWEN3_NEXT),
     )
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""
