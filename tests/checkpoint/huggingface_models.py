@@ -92,6 +92,8 @@ def as_in_memory(name: str, theirs: dict[str, Tensor], model: ModelConfig) -> Te
         "post_attention_layernorm": "ln_2", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj",
         "q_proj": "attn.c_attn", "k_proj": "attn.c_attn", "v_proj": "attn.c_attn",
     }  # fmt: skip
+    if model.family == "gpt_oss":
+        return view_of(name, theirs)
     if name in theirs:
         return theirs[name]
     if "linear_attn.conv_" in name or ".shared_experts." in name:

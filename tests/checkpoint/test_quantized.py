@@ -96,3 +96,19 @@ def test_tensors_packed_by_another_method_are_named_with_it(tmp_path: Path) -> N
     _state(tmp_path, {"quant_method": "gptq", "bits": 4})
     with pytest.raises(UserError, match=r"missing: .*up_proj\.weight.*quant_method = 'gptq'.*bf16"):
         WeightFolder(tmp_path).check_against(model)
+
+
+def test_gpt_oss_as_released_is_refused_with_its_own_cure(tmp_path: Path) -> None:
+    model = MODELS["gpt_oss"]
+    write(tmp_path, model, named_tensors(model))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("experts.down_proj")]:
+        shape = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.zeros(shape[0], shape[2], shape[1] // 2, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.zeros(shape[0], shape[2], 1, dtype=torch.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    _state(tmp_path, {"quant_method": "mxfp4"})
+    with pytest.raises(UserError) as error:
+        WeightFolder(tmp_path).check_against(model)
+    for words in ("down_proj_blocks", "'mxfp4'", "in bf16", "quantization_config=Mxfp4Config(dequantize=True)"):
+        assert words in str(error.value)

@@ -64,6 +64,15 @@ STATED: dict[str, dict[str, Any]] = {
         "exceptions": [{"layers": [1, 2], "sliding_window": 0, "yarn_scaling": LONGER}],
     },
     "gemma3_text without windows": {**DIMENSIONS, "family": "gemma3_text", "rope_theta": 1e6, "tie_embeddings": False},
+    "gpt_oss in two": {
+        **DIMENSIONS, "family": "gpt_oss", "num_kv_heads": 2, "head_dim": 12, "num_experts": 6, "top_k": 3,
+        "swiglu_limit": 2.0, "sliding_window": 7, "exceptions": [{"every": 2, "sliding_window": 0}],
+    },
+    "gpt_oss, one window, yarn": {
+        **DIMENSIONS, "family": "gpt_oss", "num_experts": 6, "top_k": 3, "sliding_window": 1,
+        "yarn_scaling": YarnScaling(factor=32.0, original_max_position=16, truncate=False),
+        "exceptions": [{"layers": [0, 1, 3], "sliding_window": 0}],
+    },
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
 }  # fmt: skip
 

@@ -221,7 +221,7 @@ YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
         ({"model_type": "olmo3", "rope_parameters": YARN}, ["rope_parameters has {'rope_type': 'yarn'}", "full_attention"]),
         ({"model_type": "olmo3", "rope_parameters": [3]}, ["rope_parameters = [3]"]),
         ({"model_type": "gemma3_text", "rope_parameters": {"full_attention": 3}}, ["has {'full_attention': 3}"]),
-        ({"rope_scaling": {**YARN, "truncate": False}}, ["truncate = false", "true"]),
+        ({"rope_scaling": {**YARN, "truncate": None}}, ["truncate = null", "true"]),
         ({"rope_scaling": {**YARN, "factor": 0.5}}, ["factor = 0.5", "at least 1"]),
         ({"rope_scaling": {**YARN, "beta_slow": 64.0}}, ["beta_slow = 64.0", "beta_fast = 32.0"]),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["lacks the key 'original_max_position_embeddings'"]),

@@ -56,3 +56,22 @@ def test_a_window_that_is_written_is_of_every_layer(family: str, window: int | N
     assert theirs.sliding_window == window
     assert getattr(theirs, "layer_types", []) in ([], [SLIDING if window else FULL] * 4)
     assert resolve_model(ModelSection(hf=str(tmp_path))) == model
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{}, {"layer_types": [FULL, SLIDING, SLIDING, FULL]}, {"rope_parameters": {"rope_type": "default"}}],
+    ids=json.dumps,
+)
+def test_gpt_oss_without_keys_has_the_windows_and_the_scaling_of_transformers(
+    stated: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = {key: value for key, value in SIZES.items() if key != "sliding_window"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss", **sizes, **stated}))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    model = resolve_model(ModelSection(hf=str(tmp_path)))
+    windows = [layer.mixer.window for layer in layers_of(model) if layer is not None]
+    assert windows == [theirs.sliding_window if kind == SLIDING else None for kind in theirs.layer_types]
+    scaling = to_config(model)["rope_parameters"]
+    assert {**scaling, "truncate": scaling.get("truncate", True)} == {"truncate": True, **theirs.rope_parameters}
+    assert (model.top_k, model.num_experts, model.head_dim) == (4, 128, theirs.head_dim)

@@ -29,6 +29,8 @@ PUBLISHED = {
     "deepseek-v3": 671_026_404_352,  # 671,026,419,200 with its balancing biases, 58 x 256; without multi-token prediction
     "kimi-k2": 1_026_408_209_408,  # 1,026,408,232,448 with its balancing biases, 60 x 384
     "glm-4.5": 352_797_814_784,  # "355B", without its balancing biases and multi-token prediction
+    "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672,
     "gpt3-175b": 174_604_259_328,  # "174.6B": table 2.1's "175.0B" is rounded
     "mt-nlg-530b": 529_600_819_200,  # "530B"
     "megatron-1t": 1_008_038_758_400,  # "1008.0B", table 1
@@ -40,6 +42,7 @@ ACTIVE = {
     "qwen3-235b-a22b": 22.19e9,
     "deepseek-v3": 37.55e9,
     "kimi-k2": 32.86e9,
+    "gpt-oss-20b": 4.19e9,  # "3.61B" and the embedding
     "llama3-405b": 405.85e9,
 }
 

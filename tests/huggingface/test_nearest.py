@@ -41,8 +41,6 @@ RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "smollm3": (sizes(36, 2048, 16, 11008, 128256, 4), (NO_POSITIONS,), 3.08),
     "seed_oss": (sizes(64, 5120, 80, 27648, 155136, 8, head_dim=128, attention_bias=True), (), 36.15),
     "nemotron": (sizes(32, 6144, 48, 24576, 256000, 8, hidden_act="relu2", head_dim=128), ("relu2 as gelu", PARTLY), 15.64),
-    "gpt_oss": (sizes(36, 2880, 64, 2880, 201088, 8, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
-                ("biases are left out", "attention sinks are left out", "the experts' clamped activation as silu"), 116.8),
     "qwen2_moe": (sizes(28, 3584, 28, 18944, 151936, 4, moe_intermediate_size=2560, num_experts=64, num_experts_per_tok=8,
                         shared_expert_intermediate_size=20480), (), 57.41),
     "deepseek_v2": (sizes(60, 5120, 128, 12288, 102400, moe_intermediate_size=1536, n_routed_experts=160, n_shared_experts=2,
@@ -109,7 +107,7 @@ def test_every_other_layer_has_experts() -> None:
         ({"sliding_window": 512, "sliding_window_pattern": 4}, (512, 0.75)),
         ({"sliding_window": 512, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}, (512, 2 / 3)),
         ({"sliding_window": 512, "layer_types": ["full_attention"] * 3}, None),
-        ({"sliding_window": 512, "model_type": "gpt_oss"}, (512, 0.5)),
+        ({"sliding_window": 512, "model_type": "gpt_neo"}, (512, 0.5)),
     ],
 )
 def test_windows_and_the_layers_that_have_them(more: dict[str, Any], window: tuple[int, float] | None) -> None:

@@ -18,6 +18,7 @@ from tests.support.differentiable import rebuilding
 from tests.support.experts import (
     AUXILIARY,
     DEEPSEEK,
+    GPT_OSS,
     MIXTRAL,
     QWEN,
     Case,
@@ -43,6 +44,8 @@ TWO = [
     (FULL, Case(tp=2, etp=2, sequence=True, defers=True)),
     (replace(MIXTRAL, **AUXILIARY), Case(tp=2, etp=2)),
     (replace(QWEN, **AUXILIARY), Case(cp=2, ep=2)),
+    (replace(GPT_OSS, **AUXILIARY), Case(tp=2, ep=2, sequence=True, defers=True)),
+    (replace(GPT_OSS, **AUXILIARY), Case(dp=2, etp=2, keep=False)),
     (replace(FULL, capacity_factor=0.6), Case(tp=2, ep=2, sequence=True)),
 ]
 FOUR = [
@@ -52,6 +55,7 @@ FOUR = [
     (FULL, Case(cp=2, tp=2, ep=2, sequence=True)),
     (replace(QWEN, **AUXILIARY), Case(cp=2, tp=2, ep=2, etp=2)),
     (FULL, Case(dp=2, cp=2, ep=2)),
+    (replace(GPT_OSS, capacity_factor=0.8), Case(dp=2, tp=2, ep=2, etp=2)),
     (FULL, Case(tp=4, ep=2, etp=2, sequences=2)),
     (replace(FULL, capacity_factor=0.8), Case(dp=2, tp=2, ep=2, etp=2)),
     (FULL, Case(tp=4, ep=4, sequence=True, sequences=2, defers=True)),

@@ -32,6 +32,7 @@ from tests.support.double import compute_in_double
 from tests.support.experts import (
     AUXILIARY,
     DEEPSEEK,
+    GPT_OSS,
     MIXTRAL,
     QWEN,
     Case,
@@ -52,6 +53,7 @@ MODULES = (modeling_mixtral, modeling_qwen3_moe, modeling_deepseek_v3)
 NORMED = replace(QWEN, normalize_top_k=True)
 UNGROUPED = replace(DEEPSEEK, num_expert_groups=1, top_groups=1, normalize_top_k=False, num_shared_experts=2)
 MODELS = {"mixtral": MIXTRAL, "qwen": QWEN, "qwen-normed": NORMED, "deepseek": DEEPSEEK, "ungrouped": UNGROUPED}
+ALL_MODELS = {**MODELS, "gpt_oss": GPT_OSS}
 
 
 def _transformers_block(model: ModelConfig, bias: Tensor | None) -> nn.Module:
@@ -121,9 +123,9 @@ def test_transformers_modules(name: str, keep: bool, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("capacity", [None, 0.3, 0.6, 1.0])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL_MODELS)
 def test_losses_and_capacity_by_plain_formulas(name: str, capacity: float | None) -> None:
-    case, model = Case(), replace(MODELS[name], capacity_factor=capacity, **AUXILIARY)
+    case, model = Case(), replace(ALL_MODELS[name], capacity_factor=capacity, **AUXILIARY)
     x = hidden_states(1, case.sequences, case.length, model.hidden_size).flatten(0, 1)
     projection = random(*x.shape, seed=9)
     bias = 0.1 * random(model.num_experts, seed=8) if model.router == "sigmoid" else None

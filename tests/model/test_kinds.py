@@ -21,6 +21,7 @@ from fourfold.model.layer import Layer
 from fourfold.model.norm import Norm
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.rope import Rope
+from fourfold.model.swiglu import ClampedSwiGLU
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from tests.support.differentiable import differentiable_block
 from tests.support.plain_model import PlainModel, random_tokens
@@ -40,6 +41,7 @@ ROPE = Rope(6)
 ATTENTION = GroupedAttention(8, 4, 6, rope=ROPE)
 BASE = Layer(ATTENTION, GatedFeedForward(40), Norm())
 ONE_PLUS = Norm(gain_is_one_plus=True)
+CLAMPED = ClampedSwiGLU(1.702, 0.5)
 
 
 def layer(**mixer: Any) -> Layer:
@@ -58,11 +60,15 @@ LAYERS: dict[str, Layer] = {
     "chunks": layer(chunk=3),
     "a scale of its own": layer(scale=0.3),
     "gated by GELU": replace(BASE, feed_forward=GatedFeedForward(40, activation="gelu")),
+    "gated and clamped": replace(BASE, feed_forward=GatedFeedForward(40, activation=CLAMPED)),
     "exact GELU": replace(BASE, feed_forward=PlainFeedForward(40, activation="gelu_exact", bias=True)),
     "sinks": layer(sinks=True),
     "sinks and a window": layer(sinks=True, window=3),
     "norms of heads": layer(qk_norm=QueryKeyNorm(Norm())),
     "gains of one plus w": layer(qk_norm=QueryKeyNorm(ONE_PLUS)),
+    "sinks and norms of all heads beside biases": layer(
+        sinks=True, qk_norm=QueryKeyNorm(Norm(), "all"), qkv_bias=True, output_bias=True
+    ),
     "norms of all heads": layer(qk_norm=QueryKeyNorm(Norm(), "all")),
     "a gated output": layer(output_gate=True, qk_norm=QueryKeyNorm(ONE_PLUS), rope=Rope(4)),
     "gated delta rule": replace(BASE, mixer=GatedDelta(8, 16, 6, 4, 4)),

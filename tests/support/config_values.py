@@ -51,6 +51,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3 yarn": ("deepseek_v3", {**_MLA, "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
     "glm4_moe": ("glm4_moe", _GLM),
     "gpt2": ("gpt2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 64}),
+    "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 16}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
     "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 16, "sliding_window_pattern": 2}),

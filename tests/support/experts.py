@@ -16,6 +16,7 @@ from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.parts import run_through
 from fourfold.model.experts.router import Routing
+from fourfold.model.experts.swiglu import ExpertParameters
 from fourfold.model.footprint import Shape
 from fourfold.model.kinds.feed_forward import GatedParameters
 from fourfold.model.kinds.kind import Pass
@@ -37,6 +38,15 @@ DEEPSEEK = replace(
     MIXTRAL, family="deepseek_v3", top_k=3, num_shared_experts=1, router="sigmoid", routed_scaling=2.5,
     num_expert_groups=4, top_groups=2,
 )  # fmt: skip
+GPT_OSS = replace(
+    MIXTRAL,
+    family="gpt_oss",
+    top_k=3,
+    activation="clamped_swiglu",
+    swiglu_limit=0.8,
+    router_bias=True,
+    expert_bias=True,
+)
 AUXILIARY = {"balance_loss": 0.3, "z_loss": 0.2}
 
 
@@ -54,6 +64,10 @@ def full_weights(model: ModelConfig) -> dict[str, Tensor]:
         "down": random(experts, hidden, ffn, seed=5) * 0.3,
     }
     tensors["router"][0, 0], tensors["router"][-1, 0] = 1.5, -2.5
+    if model.expert_bias:
+        tensors["router_bias"] = 0.3 * random(experts, seed=10)
+        tensors["gate_up_bias"] = 0.5 * random(experts, 2, ffn, seed=11)
+        tensors["down_bias"] = random(experts, hidden, seed=12)
     if model.num_shared_experts:
         shared = model.num_shared_experts * ffn
         tensors["shared_gate_up"] = random(2, shared, hidden, seed=6) * 0.3
@@ -68,9 +82,11 @@ def hidden_states(data: int, sequences: int, length: int, hidden: int) -> Tensor
     return x
 
 
-def plain_choice(normed: Tensor, router: Tensor, bias: Tensor | None, model: ModelConfig) -> tuple[Tensor, ...]:
+def plain_choice(
+    normed: Tensor, router: Tensor, bias: Tensor | None, model: ModelConfig, added: Tensor | float = 0.0
+) -> tuple[Tensor, ...]:
     """normed [tokens, hidden] -> logits, normalised probabilities, experts, weights."""
-    logits = normed @ router.t()
+    logits = normed @ router.t() + added
     if model.router == "softmax":
         scores = probabilities = logits.softmax(-1)
         experts = scores.topk(model.top_k).indices
@@ -100,7 +116,7 @@ def plain_routed(
     rows, length, hidden = x.shape
     flat = x.reshape(-1, hidden)
     normed = flat * (flat.square().mean(-1, keepdim=True) + model.norm_eps).rsqrt() * w["norm"]
-    logits, probabilities, experts, weights = plain_choice(normed, w["router"], bias, model)
+    logits, probabilities, experts, weights = plain_choice(normed, w["router"], bias, model, w.get("router_bias", 0.0))
     out = flat
     if model.num_shared_experts:
         gate, up = w["shared_gate_up"]
@@ -114,8 +130,15 @@ def plain_routed(
                 kept[token, slot] = taken[expert] < limit
                 taken[expert] += 1
     for expert in range(model.num_experts):
-        gate, up = w["gate_up"][expert]
-        result = (F.silu(normed @ gate.t()) * (normed @ up.t())) @ w["down"][expert].t()
+        gate, up = (normed @ each.t() for each in w["gate_up"][expert])
+        if model.expert_bias:
+            gate, up = (each + bias for each, bias in zip((gate, up), w["gate_up_bias"][expert], strict=True))
+        inner = F.silu(gate) * up
+        if model.activation == "clamped_swiglu":
+            gate = gate.clamp(max=model.swiglu_limit)
+            up = up.clamp(-model.swiglu_limit, model.swiglu_limit)
+            inner = gate * torch.sigmoid(model.swiglu_alpha * gate) * (up + 1)
+        result = inner @ w["down"][expert].t() + (w["down_bias"][expert] if model.expert_bias else 0.0)
         chosen = (experts == expert) & kept
         out = out + result * (weights * chosen).sum(-1, keepdim=True)
     load = torch.stack([(experts == e).sum() for e in range(model.num_experts)])
@@ -181,8 +204,11 @@ def shard(w: dict[str, Tensor], case: Case, rank: int) -> dict[str, Tensor]:
     """One rank's part of full tensors, or of their gradients (views)."""
     own = case.layout.coordinates(rank)
     parts = {"norm": w["norm"], "router": w["router"]}
-    for name, dim in (("gate_up", 2), ("down", 2)):
-        parts[name] = w[name].chunk(case.ep, 0)[own["ep"]].chunk(case.etp, dim)[own["etp"]]
+    for name, dim in (("gate_up", 2), ("down", 2), ("gate_up_bias", 2), ("down_bias", 1)):
+        if name in w:
+            parts[name] = w[name].chunk(case.ep, 0)[own["ep"]].chunk(case.etp, dim)[own["etp"]]
+    if "router_bias" in w:
+        parts["router_bias"] = w["router_bias"]
     if "shared_down" in w:
         parts["shared_gate_up"] = w["shared_gate_up"].chunk(case.tp, 1)[own["tp"]]
         parts["shared_down"] = w["shared_down"].chunk(case.tp, 1)[own["tp"]]
@@ -206,7 +232,9 @@ def routed_weights(weights: dict[str, Weight]) -> LayerParameters[Weight]:
     shared = None
     if "shared_down" in weights:
         shared = GatedParameters(weights["shared_gate_up"], weights["shared_down"])
-    own = RoutedParameters(weights["router"], shared, weights["gate_up"], weights["down"])
+    names = ("gate_up", "down", "gate_up_bias", "down_bias")
+    experts = ExpertParameters(*(weights.get(name) for name in names))
+    own = RoutedParameters(weights["router"], shared, experts, weights.get("router_bias"))
     return LayerParameters(own, None, HalfNorms(None, None), HalfNorms(NormParameters(weights["norm"]), None))
 
 

@@ -43,6 +43,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_shared_experts": 2,
         "first_dense_layers": 1,
     },
+    "gpt_oss": {
+        "family": "gpt_oss",
+        "num_layers": 5,
+        "num_experts": 8,
+        "top_k": 3,
+        "moe_ffn_size": 24,
+        "swiglu_limit": 0.05,
+        "yarn_scaling": {"factor": 4.0, "original_max_position": 16, "truncate": False},
+        "sliding_window": 5,
+        "exceptions": [{"every": 2, "sliding_window": 0}],
+        "balance_loss": 0.2,
+    },
     "qwen2": {
         "family": "qwen2",
         "num_layers": 4,

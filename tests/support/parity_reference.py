@@ -21,7 +21,7 @@ from tests.support.double import compute_in_double
 from tests.support.modules_ahead import ModulesAhead
 from tests.support.mup_reference import mup_groups
 from tests.support.parity_runs import STEPS, global_batch
-from tests.support.reference_names import view_of
+from tests.support.reference_names import seen_as_ours, view_of
 from tests.support.reference_optimizers import REFERENCES
 
 
@@ -101,6 +101,8 @@ def _reference(table: dict[str, Any]) -> Record:
         name,
         parameter,
     ) in parameters.items():  # the rows of each head's matrices, for an optimizer that takes them one by one
+        if (view := seen_as_ours(name, parameters)) is not None:
+            parameter.view_as_ours = view
         if name.endswith("kv_b_proj.weight"):
             parameter.head_rows = (model_config.nope_head_dim, model_config.value_head_dim)
         elif name.endswith("q_b_proj.weight"):
@@ -159,7 +161,8 @@ def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
     config = AutoConfig.for_model(
         raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
     )
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager")
+    attention = "eager" if model.attention_sinks else "sdpa"
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation="eager")
     theirs = theirs.to(dtype)
     for module in theirs.modules():  # a number that was rounded to fp32 when the model was made
         if hasattr(module, "scalar_embed_scale"):
@@ -183,7 +186,7 @@ class Routing:
 
     def __init__(self, model: Any, config: ModelConfig) -> None:
         self._config = config
-        self._gates = {n: m for n, m in model.named_modules() if n.endswith(".mlp.gate")}
+        self._gates = {n: m for n, m in model.named_modules() if n.endswith((".mlp.gate", ".mlp.router"))}
         self._seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in self._gates}
         self._counts = {name: torch.zeros(config.num_experts) for name in self._gates}
         for name, gate in self._gates.items():

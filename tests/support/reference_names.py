@@ -1,9 +1,11 @@
 """transformers' tensors by our parameters' names: views of them, so that writing one writes the other."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+
+View = Callable[[torch.Tensor], torch.Tensor]
 
 _TABLES = {
     "model.embed_tokens.weight": "transformer.wte.weight",
@@ -23,8 +25,10 @@ _FUSED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}
 
 def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Our parameter `name` in a model's tensors by their own names. GPT-2's matrices are [in, out], and q, k, v one of them."""
-    if name in theirs:
-        return theirs[name]
+    key = name.replace("mlp.gate.", "mlp.router.") if name not in theirs else name
+    if key in theirs:
+        view = seen_as_ours(key, theirs)
+        return theirs[key] if view is None else view(theirs[key])
     if name in _TABLES:
         return theirs[_TABLES[name]]
     if ".shared_experts." in name:  # Qwen3-Next has one, of any width
@@ -49,3 +53,16 @@ def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     full, values = theirs[f"{prefix}conv1d.weight"], theirs[f"{prefix}out_proj.weight"].shape[1]
     keys = (full.shape[0] - values) // 2
     return full.split((keys, keys, values))["qkv".index(part)]
+
+
+def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:
+    """The view of a tensor that is a parameter of ours, for experts whose matrices are [in, out], as [experts, 2, ffn, hidden] and
+    [experts, hidden, ffn]: with biases an up follows each gate, as in gpt-oss. None for others."""
+    biased = key.removesuffix("_bias") + "_bias" in theirs
+    if ".experts." not in key or not biased or key.endswith("down_proj_bias"):
+        return None
+    if key.endswith("down_proj"):
+        return lambda tensor: tensor.mT
+    if key.endswith("_bias"):
+        return lambda tensor: tensor.unflatten(-1, (-1, 2)).mT
+    return lambda tensor: tensor.unflatten(-1, (-1, 2)).permute(0, 3, 2, 1)

@@ -61,7 +61,7 @@ def plain_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 class _Muon(torch.optim.Optimizer):
     """Muon on the matrices of a transformers model, AdamW on the rest. The tables are those with a row for each token of the first
     parameter's, the embedding; stacked experts [experts, 2 ffn, hidden] are gates above up-projections. A parameter's `head_rows`
-    are the rows of the matrices that each of its heads has."""
+    are the rows of the matrices that each of its heads has; its `view_as_ours` is how experts that lie otherwise are seen so."""
 
     def __init__(self, groups: Groups, section: Any) -> None:
         super().__init__(groups, {})
@@ -84,6 +84,11 @@ class _Muon(torch.optim.Optimizer):
             if section.nesterov:
                 direction = (1 - section.momentum) * weight.grad + section.momentum * average
             parts: tuple[torch.Tensor, ...] = (direction,)
+            if (view := getattr(weight, "view_as_ours", None)) is not None:
+                step, seen = torch.empty_like(weight), view(direction)
+                view(step).copy_(self._ratio(*seen.shape[-2:]) * plain_orthogonal(seen))
+                weight.mul_(1 - section.lr * section.weight_decay).sub_(step, alpha=section.lr)
+                continue
             if weight.dim() == 3 and weight.shape[2] == self._hidden:
                 parts = direction.chunk(2, dim=1)
             elif section.per_head and hasattr(weight, "head_rows"):

@@ -49,6 +49,12 @@ class _Place:
     def write(self, piece: TensorSlice, tensor: Tensor, first: int) -> None:
         """Writes elements of the parameter from `first` on that lie in `piece`. tensor [elements]."""
         size, values = self.entry.dtype.itemsize, tensor.to(self.entry.dtype)
+        if piece.axes:
+            assert first == piece.start  # parameters come in pieces along dim 0, of which this is one or several
+            values = values.view(piece.part).permute(piece.axes).contiguous()
+            self.stream.seek(self.start + piece.offset * size)
+            emit(values.view(-1), self.stream.write)
+            return
         if piece.columns is None:
             self.stream.seek(self.start + (piece.offset + first - piece.start) * size)
             emit(values, self.stream.write)

@@ -51,10 +51,15 @@ def advice(
             if quantization
             else "they are quantized"
         )
+        load = "AutoModelForCausalLM.from_pretrained(FOLDER).dequantize()"
+        if method == "mxfp4":
+            load = (
+                "AutoModelForCausalLM.from_pretrained(FOLDER, quantization_config=Mxfp4Config(dequantize=True), "
+                "dtype=torch.bfloat16)"
+            )
         return (
             f"{stated}; read are fp64, fp32, bf16, fp16, and float8_e4m3 with NAME_scale_inv for each block: name a folder in "
-            "bf16, for example the copy that transformers' "
-            "AutoModelForCausalLM.from_pretrained(FOLDER).dequantize().save_pretrained(NEW) makes"
+            f"bf16, for example the copy that transformers' {load}.save_pretrained(NEW) makes"
         )
     if list(missing) == ["lm_head.weight"]:
         return "these weights tie the embeddings: model.tie_embeddings = true"
@@ -162,6 +167,11 @@ class WeightFolder:
     def _read(self, piece: TensorSlice, start: int, end: int) -> Tensor:
         """Elements [start, end) of the parameter, which this piece holds."""
         first, last = start - piece.start, end - piece.start
+        if piece.axes:
+            full = self.range_on_disk(piece.name, piece.offset, piece.offset + prod(piece.part))
+            full = full.view([piece.part[axis] for axis in piece.axes])
+            order = sorted(range(len(piece.axes)), key=piece.axes.__getitem__)
+            return full.permute(order).reshape(-1)[first:last]
         if piece.columns is None:
             return self.range_on_disk(piece.name, piece.offset + first, piece.offset + last)
         rows = (piece.end - piece.start) // piece.shape[0]

@@ -168,8 +168,16 @@ def _rotation(model: ModelConfig) -> str | None:
 
 
 def _feed_forward(model: ModelConfig) -> str | None:
-    if model.num_experts and model.activation != "silu":
+    if model.num_experts and model.activation not in ("silu", "clamped_swiglu"):
         return f"model.activation = {model.activation!r} is not known for experts; a value that works: silu"
+    if model.activation == "clamped_swiglu" and not model.gated:
+        return "model.gated = false: model.activation = 'clamped_swiglu' is of a gate; a value that works: gated = true"
+    for key, usual in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if model.activation != "clamped_swiglu" and getattr(model, key) != usual:
+            return (
+                f"model.{key} = {getattr(model, key)} needs model.activation = 'clamped_swiglu'; leave it out, or state "
+                'activation = "clamped_swiglu"'
+            )
     if model.gated and model.linear_bias:
         return "model.linear_bias = true: a gated feed-forward has no biases here; a value that works: gated = false"
     if model.norm == "layer" and model.num_experts:

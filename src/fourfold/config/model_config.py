@@ -45,6 +45,8 @@ class YarnScaling(Section):
     """Rotations over the original context above which a frequency stays. At least `beta_slow`."""
     beta_slow: Positive = 1.0
     """Rotations over the original context below which a frequency is divided by `factor`."""
+    truncate: bool = True
+    """Whether the pairs between which frequencies are blended are rounded to whole ones, outwards (not in gpt-oss)."""
     mscale: Weight | None = None
     """Weight of the magnitude correction of cosines and sines."""
     mscale_all_dim: Weight | None = None
@@ -198,8 +200,13 @@ class ModelConfig(LayerConfig):
     delta_kernel: Size = 4
     """Gated delta rule: tokens that its convolution sees, the token's own among them. Default: 4."""
 
-    activation: Literal["silu", "gelu", "gelu_exact"] = "silu"
-    """Activation of the feed-forward: `silu` (the default), `gelu` in its tanh form (GPT-2), or `gelu_exact`."""
+    activation: Literal["silu", "gelu", "gelu_exact", "clamped_swiglu"] = "silu"
+    """Activation of the feed-forward: `silu` (the default), `gelu` in its tanh form (GPT-2), `gelu_exact`, or `clamped_swiglu`:
+    gate x sigmoid(`swiglu_alpha` x gate) x (up + 1), both clamped (gpt-oss)."""
+    swiglu_limit: Positive = 7.0
+    """Limit of gate, from above, and of up, on both sides, in `clamped_swiglu`. Default: 7."""
+    swiglu_alpha: Positive = 1.702
+    """Factor of gate in the sigmoid of `clamped_swiglu`. Default: 1.702."""
     gated: bool = True
     """Whether the feed-forward is down(activation(gate(x)) * up(x)), else down(activation(up(x))). Default: true."""
     linear_bias: bool = False
@@ -220,6 +227,10 @@ class ModelConfig(LayerConfig):
     """Every how many-th block has experts, counted from the first: 2 means the second, the fourth, and so on. Default: 1."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Scores of the router: `softmax` (Mixtral, Qwen3-MoE; the default) or `sigmoid` (DeepSeek-V3)."""
+    router_bias: bool = False
+    """Whether the router's logits have biases (gpt-oss). Default: false."""
+    expert_bias: bool = False
+    """Whether the routed experts' projections have biases (gpt-oss). Default: false."""
     normalize_top_k: bool = True
     """Whether a token's chosen scores are divided by their sum. Default: true."""
     routed_scaling: Positive = 1.0

@@ -29,17 +29,28 @@ class Rename:
 
 
 @dataclass(frozen=True)
+class Stacked:
+    """All experts of a block in one tensor on disk, in `folder`: gate_up_proj [experts, hidden, 2 ffn] and down_proj [experts, ffn,
+    hidden], and their biases. `interleaved`: an up follows each gate, else all ups follow all gates."""
+
+    folder: str = "mlp.experts"
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
 class TensorNames:
     """A family's names of tensors on disk that differ from those in `model/spec.py`.
 
     `outside`: tensors outside of blocks, (our name, theirs). `block`: the prefix of the modules that `modules` lists. `experts`:
-    folder and names of gate, up and down of each expert. `optional_prefix`: some folders leave it out.
+    folder and names of gate, up and down of each expert; `stacked`: where they are one tensor. `optional_prefix`: some folders
+    leave it out.
     """
 
     outside: tuple[tuple[str, str], ...] = ()
     block: str = "model.layers.{}."
     modules: tuple[Rename, ...] = ()
     experts: tuple[str, str, str, str] | None = None
+    stacked: Stacked | None = None
     optional_prefix: str = ""
 
 

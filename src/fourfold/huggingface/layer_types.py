@@ -87,6 +87,17 @@ def read_period(
     values["exceptions"] = exceptions_of([differ[kind] for kind in kinds])
 
 
+def read_kinds(
+    raw: Mapping[str, Any], values: dict[str, Any], usual: list[str], usual_window: int, source: str
+) -> None:
+    """Fills `sliding_window` and `exceptions` for families whose layers have the kinds of `layer_types`, `usual` where it is left
+    out, and one window."""
+    kinds = stated_kinds(raw, values.get("num_layers", 0), source) or usual
+    if SLIDING in kinds:
+        values["sliding_window"] = number(raw.get("sliding_window", usual_window), "sliding_window", source, int)
+        values["exceptions"] = exceptions_of([{"sliding_window": OFF} if kind == FULL else {} for kind in kinds])
+
+
 def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     """Raises `UserError` where `layer_types` says anything but that all layers are alike, as in families that do not read it."""
     kinds = stated_kinds(raw, values.get("num_layers", 0), source)

@@ -44,7 +44,7 @@ _MORE_NORMS = {"gemma2", "glm4"}
 _DIMENSIONS = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size", "max_position",
 )  # fmt: skip
-_WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gpt_oss": 1 / 2, "gpt_neo": 1 / 2}
+_WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gpt_neo": 1 / 2}
 """The share of layers with a window, in families that mix both kinds."""
 
 
@@ -236,7 +236,7 @@ def _biases(
         has = (not none and family not in ("nemotron", "arcee", "falcon", "mpt")) or bool(raw.get("bias"))
         return {"linear_bias": has, "qkv_bias": has and family != "gptj", "qk_norm": False}
     of_queries = stated or family in ("qwen", "qwen2", "qwen2_moe", "chatglm")
-    if (of_queries and qk_norm) or raw.get("mlp_bias") or family == "gpt_oss":
+    if (of_queries and qk_norm) or raw.get("mlp_bias"):
         but = "" if qk_norm or not of_queries else " but those of queries, keys and values"
         differences.append(f"biases{but} are left out")
     return {"qk_norm": qk_norm, "qkv_bias": of_queries and not qk_norm, "linear_bias": False}
@@ -258,8 +258,6 @@ def _left_out(raw: dict[str, Any], family: str) -> list[str]:
         notes.append("ALiBi as rotary positions")
     if [key for key in ("attn_logit_softcapping", "final_logit_softcapping") if raw.get(key)]:
         notes.append("soft caps of logits are left out")
-    if family == "gpt_oss":
-        notes.append("attention sinks are left out")
     if raw.get("index_topk") or "indexed_attention" in _listed(raw, "layer_types"):
         notes.append("sparse attention as full attention")
     if raw.get("vocab_size_per_layer_input"):

@@ -58,7 +58,6 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
         },
         **{"hidden_activation": "gelu_pytorch_tanh"},
     },
-    "gpt_oss": {"rope_theta": 150000.0},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "gpt_neox": {"use_parallel_residual": True},
     "opt": {"max_position_embeddings": 2048},
@@ -89,7 +88,6 @@ _OF_FAMILIES: tuple[tuple[str, str], ...] = (
     ("exaone4", "norms behind attention and feed-forward stand before them"),
     ("olmoe", "norms of queries and keys are per head"),
     ("minimax_m2", "norms of queries and keys are per head"),
-    ("gpt_oss", "the experts' clamped activation as silu"),
     ("llama4", "routers scale what experts give, not what they get"),
 )
 """Beginnings of families, and what all of their models have that no key says."""

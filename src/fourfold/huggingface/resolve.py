@@ -137,6 +137,8 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "first_dense_layers",
         "moe_period",
         "router",
+        "router_bias",
+        "expert_bias",
         "normalize_top_k",
         "routed_scaling",
         "num_expert_groups",

@@ -9,7 +9,7 @@ from typing import Any
 
 from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig, RopeScaling, YarnScaling
-from fourfold.huggingface.key import number, require_one_value
+from fourfold.huggingface.key import number, require, require_one_value
 
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ORIGINAL = "original_max_position_embeddings"
@@ -126,9 +126,8 @@ def _yarn(rope: dict[str, Any], source: str) -> YarnScaling:
     for key, example in (("factor", 40.0), (_ORIGINAL, 4096)):
         if rope.get(key) is None:
             raise UserError(f"{source}: rope scaling 'yarn' lacks the key {key!r}; DeepSeek-V3 has {example}")
-    if rope.get("truncate") is False:
-        raise UserError(f"{source}: rope scaling's truncate = false is not supported; allowed: true")
-    values: dict[str, Any] = {}
+    require(rope, "truncate", (True, False), source)
+    values: dict[str, Any] = {"truncate": rope.get("truncate", True)}
     for key in ("beta_fast", "beta_slow"):
         if rope.get(key):
             values[key] = number(rope[key], key, source, float)
@@ -157,6 +156,8 @@ def write_rope(model: ModelConfig) -> dict[str, Any]:
     elif model.yarn_scaling is not None:
         stated = model.yarn_scaling.model_dump(exclude_none=True)
         stated[_ORIGINAL] = stated.pop("original_max_position")
+        if stated["truncate"]:  # as where it is left out
+            del stated["truncate"]
         scaling = {"rope_type": "yarn", **stated}
     elif model.linear_scaling != 1:
         scaling = {"rope_type": "linear", "factor": model.linear_scaling}

@@ -2,7 +2,8 @@
 
 In memory a block's experts are stacked, gate_up_proj [experts, 2, ffn, hidden] and down_proj [experts, hidden, ffn]. On disk each
 expert has tensors of its own (transformers 4, released files, and what transformers 5 writes), or they are stacked too, gate above
-up (transformers 5 in memory). Where a family has other names, fuses tensors or transposes them, its record says so (`TensorNames`).
+up (transformers 5 in memory), or with their dims in another order (gpt-oss, Llama 4). Where a family has other names, fuses
+tensors or transposes them, its record says so (`TensorNames`).
 """
 
 import re
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from fourfold.huggingface.families import FAMILIES
-from fourfold.huggingface.family import Rename, TensorNames
+from fourfold.huggingface.family import Rename, Stacked, TensorNames
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Every parameter of a model, by name."""
@@ -20,7 +21,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 @dataclass(frozen=True)
 class TensorSlice:
     """Elements [start, end) of a parameter laid flat, as tensor `name` of `shape` on disk holds them: from its element `offset` on;
-    or, where `columns` is stated, as its columns [columns, columns + rows of the parameter), transposed."""
+    or, where `columns` is stated, as its columns [columns, columns + rows of the parameter), transposed; or, where `axes` is, as
+    those elements, of shape `part`, with their dims in that order."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,6 +30,8 @@ class TensorSlice:
     end: int
     offset: int = 0
     columns: int | None = None
+    part: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
 
 
 Form = list[TensorSlice]
@@ -56,6 +60,8 @@ def _accepted(name: str, shapes: Shapes) -> list[Form]:
     """The forms in which a parameter is accepted on disk: ours first, then those of any family."""
     forms = [_own(name, shapes[name])]
     for names in (family.tensors for family in FAMILIES.values()):
+        if names.stacked is not None and _STACKED.fullmatch(name):  # under names that others give stacked experts too
+            continue
         renamed = _renamed(names, name, shapes)
         if renamed is not None:
             forms.append(renamed)
@@ -69,6 +75,7 @@ def _accepted(name: str, shapes: Shapes) -> list[Form]:
 
 
 _EXPERTS = re.compile(r"(.+)\.mlp\.experts\.(gate_up|down)_proj")
+_STACKED = re.compile(r"(.+)\.mlp\.experts\.((?:gate_up|down)_proj(?:_bias)?)")
 _SEPARATE = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
 
 
@@ -91,6 +98,24 @@ def _each_expert(name: str, shape: tuple[int, ...], names: tuple[str, str, str, 
     return pieces
 
 
+def _stacked(name: str, shape: tuple[int, ...], stacked: Stacked) -> Form:
+    """Experts in one tensor, [experts, in, out], gates beside ups or between them."""
+    match = _STACKED.fullmatch(name)
+    assert match is not None
+    prefix, kind = match.groups()
+    part = shape[1:]
+    axes = tuple(reversed(range(len(part))))  # [2, ffn, hidden] -> [hidden, ffn, 2]
+    if kind == "gate_up_proj" and not stacked.interleaved:
+        axes = (2, 0, 1)
+    elif kind == "gate_up_proj_bias" and not stacked.interleaved:
+        axes = (0, 1)
+    sizes, size = [part[axis] for axis in axes], prod(part)
+    on_disk = (shape[0], *sizes) if "gate_up" not in kind else (shape[0], *sizes[:-2], sizes[-2] * sizes[-1])
+    theirs = f"{prefix}.{stacked.folder}.{kind}"
+    starts = range(0, prod(shape), size)
+    return [TensorSlice(theirs, on_disk, at, at + size, offset=at, part=part, axes=axes) for at in starts]
+
+
 _MODULE = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
@@ -99,6 +124,8 @@ def _renamed(names: TensorNames, name: str, shapes: Shapes) -> Form | None:
     for ours, theirs in names.outside:
         if name == ours:
             return [TensorSlice(theirs, shapes[name], 0, prod(shapes[name]))]
+    if names.stacked is not None and _STACKED.fullmatch(name):
+        return _stacked(name, shapes[name], names.stacked)
     if names.experts is not None and _EXPERTS.fullmatch(name):
         return _each_expert(name, shapes[name], names.experts)
     match = _MODULE.fullmatch(name)

@@ -81,8 +81,9 @@ def splits_heads(model: ModelConfig, tp: int, cp: int, ulysses: int) -> bool:
 
 
 def splits_experts(model: ModelConfig, ep: int, etp: int = 1) -> bool:
-    """Whether the experts divide by `ep` and each one's feed-forward by `etp`."""
-    return model.num_experts % ep == 0 and model.moe_ffn_size % etp == 0
+    """Whether the experts divide by `ep`, and by `etp` each one's feed-forward and the bias of its output, if it has one."""
+    biases = model.hidden_size % etp == 0 or not model.expert_bias
+    return model.num_experts % ep == 0 and model.moe_ffn_size % etp == 0 and biases
 
 
 def spreads_experts(ranks: int, ep: int, etp: int) -> bool:

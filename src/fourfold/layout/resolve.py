@@ -303,8 +303,9 @@ def _check_experts(section: LayoutSection, model: ModelConfig, dp_shard: int) ->
         )
     if not splits_experts(model, ep, etp):
         fit = _largest(etp, lambda d: splits_experts(model, ep, d))
+        key = "moe_ffn_size" if model.moe_ffn_size % etp else "hidden_size"
         raise UserError(
-            f"layout.etp = {etp} does not divide model.moe_ffn_size = {model.moe_ffn_size}; a value that works: {fit}"
+            f"layout.etp = {etp} does not divide model.{key} = {getattr(model, key)}; a value that works: {fit}"
         )
     ranks = dp_shard * section.cp * section.tp
     if not spreads_experts(ranks, ep, etp):

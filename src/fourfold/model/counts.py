@@ -73,6 +73,6 @@ def matmul_weights(model: ModelConfig) -> tuple[int, int]:
     blocks = 0
     for segment in build_segments(model):
         for unit in segment.own if segment.kind == "block" else ():
-            elements = sum(p.numel for p in unit.parameters if len(p.shape) > 1)
+            elements = sum(p.numel for p in unit.matrices)
             blocks += elements * model.top_k // model.num_experts if unit.domain == "expert" else elements
     return blocks, (1 + model.mtp_layers) * model.vocab_size * model.hidden_size

@@ -13,6 +13,7 @@ from fourfold.model.kinds.routed import RoutedFeedForward
 from fourfold.model.layer import FeedForward, Layer, Mixer
 from fourfold.model.norm import Norm
 from fourfold.model.rope import Rope
+from fourfold.model.swiglu import ClampedSwiGLU, Gate
 
 
 @lru_cache(maxsize=64)
@@ -122,7 +123,22 @@ def _feed_forward(model: ModelConfig, layer: int) -> FeedForward:
             z_loss=model.z_loss,
             capacity_factor=model.capacity_factor,
         )
-        return RoutedFeedForward(model.moe_ffn_size, routing, model.num_shared_experts, model.shared_expert_gate)
+        return RoutedFeedForward(
+            model.moe_ffn_size,
+            routing,
+            model.num_shared_experts,
+            _gate(model),
+            model.expert_bias,
+            model.router_bias,
+            model.shared_expert_gate,
+        )
     if model.gated:
-        return GatedFeedForward(model.ffn_size, activation=model.activation)
+        return GatedFeedForward(model.ffn_size, activation=_gate(model))
+    assert model.activation != "clamped_swiglu"
     return PlainFeedForward(model.ffn_size, model.activation, model.linear_bias)
+
+
+def _gate(model: ModelConfig) -> Gate:
+    if model.activation == "clamped_swiglu":
+        return ClampedSwiGLU(model.swiglu_alpha, model.swiglu_limit)
+    return model.activation

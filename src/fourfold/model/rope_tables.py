@@ -46,8 +46,10 @@ def scale_yarn(frequencies: Tensor, scaling: YarnScaling, theta: float) -> Tenso
         wavelengths = math.log(scaling.original_max_position / (turns * 2 * math.pi))
         return 2 * pairs * wavelengths / (2 * math.log(theta))
 
-    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_of(scaling.beta_slow)), 2 * pairs - 1)
+    first, last = pair_of(scaling.beta_fast), pair_of(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    low, high = max(first, 0), min(last, 2 * pairs - 1)
     width = high - low if high != low else 0.001
     slowed = ((torch.arange(pairs, dtype=torch.float32) - low) / width).clamp(0, 1).to(frequencies.dtype)
     return frequencies / scaling.factor * slowed + frequencies * (1 - slowed)

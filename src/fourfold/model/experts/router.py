@@ -39,14 +39,16 @@ class Choice:
     weights: Array
 
 
-def choose(ops: Operations, x: Array, router: Array, bias: Array | None, routing: Routing) -> Choice:
-    """x [n, hidden], router [experts, hidden] -> the `top_k` experts of every token.
+def choose(
+    ops: Operations, x: Array, router: Array, bias: Array | None, routing: Routing, added: Array | None = None
+) -> Choice:
+    """x [n, hidden], router [experts, hidden], `added` [experts] to its logits -> the `top_k` experts of every token.
 
     Softmax (Mixtral, Qwen3-MoE): the highest probabilities, divided by their sum where `normalize_top_k`. Sigmoid (DeepSeek-V3,
     equations 12 to 16): the highest of score + `bias` [experts] within the `top_groups` best groups, weighted by the scores
     without it. Both times `routed_scaling`.
     """
-    logits = ops.linear(ops.upcast(x), ops.upcast(router))
+    logits = ops.linear(ops.upcast(x), ops.upcast(router), None if added is None else ops.upcast(added))
     with ops.fused():
         scores = score(logits, routing)
         experts = _select(ops, scores, bias, routing)

@@ -4,13 +4,18 @@ from fourfold.model.environment import Environment, Saved
 from fourfold.model.kinds.feed_forward import GatedParameters
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Parallel
-from fourfold.model.swiglu import swiglu, swiglu_again, swiglu_backward_by_blocks
+from fourfold.model.swiglu import Gate, swiglu, swiglu_again, swiglu_backward_by_blocks
 from fourfold.model.tensor_parallel import Arriving, ColumnInput, sum_partial
 from fourfold.model.weights import Weight
 
 
 def shared_forward(
-    env: Environment, given: list[Arriving], w: GatedParameters[Weight], saved: Saved, gate: Weight | None = None
+    env: Environment,
+    given: list[Arriving],
+    w: GatedParameters[Weight],
+    saved: Saved,
+    activation: Gate = "silu",
+    gate: Weight | None = None,
 ) -> Arriving:
     """This rank's part of the sum over `tp` [T, hidden], begun where tokens are split. `given`: x [T, hidden], taken out of
     the list. `gate` [1, hidden]: the sum is multiplied by the sigmoid of x @ gate^T, which every rank of `tp` computes."""
@@ -25,7 +30,7 @@ def shared_forward(
         saved.keep(shared_gate=opened)
     del x
     with ops.fused():
-        down_input = swiglu(ops, gate_up)
+        down_input = swiglu(ops, gate_up, activation)
         if opened is not None:
             down_input.mul_(opened)
     del opened
@@ -40,6 +45,7 @@ def shared_backward(
     normed: Array,
     w: GatedParameters[Weight],
     saved: Saved,
+    activation: Gate = "silu",
     gate: Weight | None = None,
 ) -> Arriving:
     """grad [T, hidden], normed [t, hidden] -> this rank's part of the gradient of normed, its sum over `tp` begun if tokens are
@@ -49,7 +55,7 @@ def shared_backward(
     opened = saved.take("shared_gate") if gate is not None else None
     activated = None
     if down_input is None:
-        activated, down_input = swiglu_again(ops, gate_up)
+        activated, down_input = swiglu_again(ops, gate_up, activation)
         if opened is not None:
             with ops.fused():
                 down_input.mul_(opened)
@@ -59,15 +65,14 @@ def shared_backward(
     del full, grad
     grad_gate = None
     if opened is not None:
-        with (
-            ops.fused()
-        ):  # the input of down is h sigmoid(s): the gradient of s is that of it, times h sigmoid(s) (1 - sigmoid(s))
+        # the input of down is h sigmoid(s): the gradient of s is that of it, times h sigmoid(s) (1 - sigmoid(s))
+        with ops.fused():
             grad_gate = (grad_down_input * down_input).sum(-1, keepdim=True).mul_(1 - opened)
             grad_down_input.mul_(opened)
     del down_input, opened
     given = [grad_down_input, activated]
     del grad_down_input, activated
-    swiglu_backward_by_blocks(ops, given, gate_up)
+    swiglu_backward_by_blocks(ops, given, gate_up, activation)
     inputs = ColumnInput(env, w.gate_up, normed)
     grad_input = env.gemms.matmul(gate_up, w.gate_up.data)
     if gate is not None and grad_gate is not None:

@@ -1,64 +1,153 @@
-"""The experts' own arithmetic: each row through its expert's SwiGLU, times the row's routing weight."""
+"""The experts' own arithmetic: each row through its expert's SwiGLU, times the row's routing weight.
+
+Biases: every rank of `etp` adds its part of the down projection's, whose elements it shares out as it does the inner width's."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 from fourfold.model.operations import Array, Groups, Operations
-from fourfold.model.swiglu import swiglu, swiglu_backward_
+from fourfold.model.parallel import Group
+from fourfold.model.parameter import Parameters
+from fourfold.model.swiglu import Gate, swiglu, swiglu_backward_
 from fourfold.model.weights import Weight
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ExpertParameters(Parameters[T]):
+    """gate_up [experts, 2, ffn, hidden], down [experts, hidden, ffn], this rank's experts and its part of ffn; gate_up_bias
+    [experts, 2, ffn]; down_bias [experts, this rank's part of hidden]."""
+
+    gate_up: T
+    down: T
+    gate_up_bias: T | None = None
+    down_bias: T | None = None
 
 
 def experts_forward(
-    ops: Operations, rows: Array, scale: Array, gate_up: Weight, down: Weight, groups: Groups
+    ops: Operations,
+    rows: Array,
+    scale: Array,
+    w: ExpertParameters[Weight],
+    groups: Groups,
+    activation: Gate = "silu",
+    etp: Group | None = None,
 ) -> tuple[Array, Array]:
     """rows [m, hidden] sorted by expert, scale [m] their routing weights -> (output [m, hidden], gate and up [m, 2
     ffn]).
 
     The weight scales the gated product, so that its gradient needs no output: nothing of the way back is kept.
     """
-    activations = ops.grouped_matmul(rows, gate_up.data.flatten(1, 2).transpose(1, 2), groups)
+    activations = ops.grouped_matmul(rows, w.gate_up.data.flatten(1, 2).transpose(1, 2), groups)
+    if w.gate_up_bias is not None:
+        with ops.fused():
+            activations.add_(ops.take(w.gate_up_bias.data.flatten(1), _experts_of(ops, groups, rows)))
     with ops.fused("experts"):
-        down_input = weighted(ops, activations, scale)
-    return ops.grouped_matmul(down_input, down.data.transpose(1, 2), groups), activations
+        down_input = weighted(ops, activations, scale, activation)
+    out = ops.grouped_matmul(down_input, w.down.data.transpose(1, 2), groups)
+    del down_input
+    if w.down_bias is not None:
+        with ops.fused():
+            added = ops.take(w.down_bias.data, _experts_of(ops, groups, rows))
+            _own_columns(out, etp).add_(added.mul_(scale.unsqueeze(-1)))
+            del added
+    return out, activations
 
 
-def weighted(ops: Operations, gate_up: Array, weights: Array) -> Array:
-    """silu(gate) * up of every row times its weight: gate_up [m, 2 f], weights [m] -> [m, f]."""
-    if ops.pointwise is not None:
+def weighted(ops: Operations, gate_up: Array, weights: Array, activation: Gate = "silu") -> Array:
+    """The gated product of every row times its weight: gate_up [m, 2 f], weights [m] -> [m, f]."""
+    if ops.pointwise is not None and activation == "silu":
         return ops.pointwise.weighted(gate_up, weights)
-    return swiglu(ops, gate_up).mul_(weights.unsqueeze(-1))
+    return swiglu(ops, gate_up, activation).mul_(weights.unsqueeze(-1))
 
 
 def experts_backward(
-    ops: Operations, given: list[Array], scale: Array, weights: tuple[Weight, Weight], groups: Groups
+    ops: Operations,
+    given: list[Array],
+    scale: Array,
+    w: ExpertParameters[Weight],
+    groups: Groups,
+    activation: Gate = "silu",
+    etp: Group | None = None,
 ) -> tuple[Array, Array, Callable[[], None]]:
     """Gradients of rows [m, hidden] and scale [m], and the gate and up gradient yet to be added, which can run while the
     others travel. The down gradient is added. `given`: the gradient of the output [m, hidden], rows [m, hidden], and gate and
-    up [m, 2 ffn], which are overwritten; taken out of the list. `weights`: gate and up, down."""
+    up [m, 2 ffn], which are overwritten; taken out of the list."""
     grad, rows, activations = given
     given.clear()
-    gate_up, down = weights
-    grad_down_input = ops.grouped_matmul(grad, down.data, groups)
-    if ops.pointwise is not None:
+    of_bias = _down_bias_backward(ops, grad, scale, w.down_bias, groups, etp) if w.down_bias is not None else None
+    grad_down_input = ops.grouped_matmul(grad, w.down.data, groups)
+    if ops.pointwise is not None and activation == "silu":
         with ops.fused("experts"):
             down_input, grad_scale = ops.pointwise.weighted_backward_(grad_down_input, activations, scale)
             del grad_down_input
-        add_grouped_matmul(ops, down, grad, down_input, groups)
+        add_grouped_matmul(ops, w.down, grad, down_input, groups)
         del down_input, grad
     else:
-        gate, up = activations.chunk(2, dim=-1)
         column = scale.unsqueeze(-1)
         with ops.fused("experts"):
-            activated = ops.silu(gate)
-            down_input = activated * up
+            activated, down_input = _gated_again(ops, activations, activation)
             grad_scale = (grad_down_input * down_input).sum(-1, dtype=scale.dtype)
             down_input.mul_(column)
-        add_grouped_matmul(ops, down, grad, down_input, groups)
+        add_grouped_matmul(ops, w.down, grad, down_input, groups)
         del down_input, grad
         with ops.fused("experts"):
-            swiglu_backward_(ops, [grad_down_input.mul_(column), activated], activations)
+            swiglu_backward_(ops, [grad_down_input.mul_(column), activated], activations, activation)
             del grad_down_input, activated
-    grad_rows = ops.grouped_matmul(activations, gate_up.data.flatten(1, 2), groups)
-    return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, gate_up, activations, rows, groups)
+    if of_bias is not None:
+        with ops.fused():
+            grad_scale.add_(of_bias)
+            del of_bias
+    if w.gate_up_bias is not None:
+        _add_rows(ops, w.gate_up_bias, activations, groups)
+    grad_rows = ops.grouped_matmul(activations, w.gate_up.data.flatten(1, 2), groups)
+    return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, w.gate_up, activations, rows, groups)
+
+
+def _gated_again(ops: Operations, gate_up: Array, activation: Gate) -> tuple[Array | None, Array]:
+    """activation(gate), where the backward reads it, and the gated product."""
+    if activation != "silu":
+        return None, swiglu(ops, gate_up, activation)
+    gate, up = gate_up.chunk(2, dim=-1)
+    activated = ops.silu(gate)
+    return activated, activated * up
+
+
+def _experts_of(ops: Operations, groups: Groups, rows: Array) -> Array:
+    """The expert of every row: rows [m, ...] -> [m]."""
+    starts = groups.ends.new_zeros(groups.ends.shape)
+    starts[1:].copy_(groups.ends[:-1])
+    return ops.repeat(ops.arange(0, groups.number, groups.ends), groups.ends - starts, rows.shape[0])
+
+
+def _own_columns(x: Array, etp: Group | None) -> Array:
+    """The elements of x [m, hidden] whose bias this rank of `etp` has, a view."""
+    return x if etp is None else x.chunk(etp.size, dim=-1)[etp.index]
+
+
+def _down_bias_backward(
+    ops: Operations, grad: Array, scale: Array, bias: Weight, groups: Groups, etp: Group | None
+) -> Array:
+    """Adds the gradient of the bias, and returns that of scale [m] by way of it. grad [m, hidden] of the output."""
+    own = _own_columns(grad, etp)
+    with ops.fused():
+        scaled = ops.upcast(own) * scale.unsqueeze(-1)
+    _add_rows(ops, bias, scaled, groups)
+    del scaled
+    with ops.fused():
+        added = ops.take(bias.data, _experts_of(ops, groups, grad))
+        return (own * added).sum(-1, dtype=scale.dtype)
+
+
+def _add_rows(ops: Operations, bias: Weight, values: Array, groups: Groups) -> None:
+    """Adds to every expert's bias the sum of its rows: values [m, n]."""
+    bias.clear_if_fresh()
+    with ops.fused():
+        rows = _experts_of(ops, groups, values)
+        ops.add_rows(bias.grad.flatten(1), rows, values.to(bias.grad.dtype))
+        del rows
 
 
 def add_grouped_matmul(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:

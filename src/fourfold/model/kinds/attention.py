@@ -26,11 +26,11 @@ class AttentionParameters(Parameters[T]):
 
     output: T
     qkv: T
-    qkv_bias: T | None
     output_bias: T | None
+    sinks: T | None
     query_norm: T | None
+    qkv_bias: T | None  # behind what is split by query heads, before what is by key heads: its parts stand together
     key_norm: T | None
-    sinks: T | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, Widths, bias, column, row, split_bias
 from fourfold.model.swiglu import (
     Activation,
+    Gate,
     activate,
     activate_backward_,
     swiglu,
@@ -37,7 +38,7 @@ class GatedFeedForward:
 
     ffn_size: int
     prefix: str = "mlp."
-    activation: Activation = "silu"
+    activation: Gate = "silu"
 
     @property
     def words(self) -> str:

@@ -26,12 +26,13 @@ from fourfold.model.experts.dispatch import (
 from fourfold.model.experts.parts import Parts
 from fourfold.model.experts.router import Choice, Routing, choose, score, score_backward, weights_backward
 from fourfold.model.experts.shared import join, own_tokens, shared_backward, shared_forward
-from fourfold.model.experts.swiglu import experts_backward, experts_forward
+from fourfold.model.experts.swiglu import ExpertParameters, experts_backward, experts_forward
 from fourfold.model.kinds.feed_forward import GatedFeedForward, GatedParameters
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, replicated
-from fourfold.model.tensor_parallel import Arriving, InputSource, gather_over, gather_tokens, scatter_over
+from fourfold.model.swiglu import Gate
+from fourfold.model.tensor_parallel import Arriving, InputSource, add_bias, gather_over, gather_tokens, scatter_over
 from fourfold.model.weights import Weight
 
 T = TypeVar("T")
@@ -39,31 +40,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RoutedParameters(Parameters[T]):
-    """Router [experts, hidden]; this rank's experts gate_up [experts, 2, ffn, hidden], down [experts, hidden, ffn]; `shared`: the
-    experts that every token passes, `shared_gate` [1, hidden]: their gate."""
+    """Router [experts, hidden] and the biases of its logits [experts]; `shared`: the experts that every token passes,
+    `shared_gate` [1, hidden]: their gate; `experts`: this rank's others."""
 
     router: T
     shared: GatedParameters[T] | None
-    gate_up: T
-    down: T
+    experts: ExpertParameters[T]
+    router_bias: T | None = None
     shared_gate: T | None = None
 
 
 @dataclass(frozen=True)
 class RoutedFeedForward:
     """Experts of `ffn_size`, each a SwiGLU, of which every token passes some; and `num_shared_experts` that it passes always, as
-    one feed-forward of as many times that size. `shared_gate`: their output is multiplied by the sigmoid of a number of each token
-    (Qwen3-Next)."""
+    one feed-forward of as many times that size. `bias`: of the experts' projections, `router_bias`: of the router's logits.
+    `shared_gate`: the shared experts' output is multiplied by the sigmoid of a number of each token (Qwen3-Next)."""
 
     ffn_size: int
     routing: Routing
     num_shared_experts: int = 0
+    activation: Gate = "silu"
+    bias: bool = False
+    router_bias: bool = False
     shared_gate: bool = False
 
     @property
     def shared(self) -> GatedFeedForward | None:
         size = self.num_shared_experts * self.ffn_size
-        return GatedFeedForward(size, "mlp.shared_experts.") if size else None
+        return GatedFeedForward(size, "mlp.shared_experts.", self.activation) if size else None
 
     @property
     def words(self) -> str:
@@ -73,11 +77,19 @@ class RoutedFeedForward:
         """The router, which sees each token on one rank alone, the shared experts, and the experts' matrices, stacked."""
         experts, hidden, ffn = self.routing.num_experts, widths.hidden, self.ffn_size
         gate_up, down = (experts, 2, ffn, hidden), (experts, hidden, ffn)
+        down_bias = ParameterSpec("mlp.experts.down_proj_bias", down[:2], 0.0, False, 1, domain="expert")
+        gate_up_bias = ParameterSpec("mlp.experts.gate_up_proj_bias", gate_up[:3], 0.0, False, 2, domain="expert")
+        router_bias = ParameterSpec("mlp.gate.bias", (experts,), 0.0, False, None, summed="always")
         return RoutedParameters(
             router=replicated("mlp.gate.weight", (experts, hidden), widths.std, "always"),
             shared=self.shared.declare(widths) if self.shared is not None else None,
-            gate_up=ParameterSpec("mlp.experts.gate_up_proj", gate_up, widths.std, True, 2, domain="expert"),
-            down=ParameterSpec("mlp.experts.down_proj", down, widths.residual_std, True, 2, domain="expert"),
+            experts=ExpertParameters(
+                ParameterSpec("mlp.experts.gate_up_proj", gate_up, widths.std, True, 2, domain="expert"),
+                ParameterSpec("mlp.experts.down_proj", down, widths.residual_std, True, 2, domain="expert"),
+                gate_up_bias if self.bias else None,
+                down_bias if self.bias else None,
+            ),
+            router_bias=router_bias if self.router_bias else None,
             shared_gate=replicated("mlp.shared_expert_gate.weight", (1, hidden), widths.std, "always")
             if self.shared_gate
             else None,
@@ -92,7 +104,8 @@ class RoutedFeedForward:
         x = given.pop()
         gathered = gather_tokens(x, parallel) if w.shared is not None else None
         own = own_tokens(x, parallel)
-        choice = choose(ops, own, w.router.data, _balancing(run).bias, self.routing)
+        added = w.router_bias.data if w.router_bias is not None else None
+        choice = choose(ops, own, w.router.data, _balancing(run).bias, self.routing, added)
         route, rows, scale = self._to_experts(run, own, choice)
         saved.keep(choice=choice, route=route)
         del x, own, choice
@@ -101,10 +114,12 @@ class RoutedFeedForward:
         if w.shared is not None and gathered is not None:
             arriving = [gathered]
             del gathered
-            partial = shared_forward(env, arriving, w.shared, saved, w.shared_gate)
+            partial = shared_forward(env, arriving, w.shared, saved, self.activation, w.shared_gate)
         expert_rows, row_scale = rows.wait(), scale.wait()
         del rows, scale
-        output, gate_up = experts_forward(ops, expert_rows, row_scale, w.gate_up, w.down, route.groups)
+        output, gate_up = experts_forward(
+            ops, expert_rows, row_scale, w.experts, route.groups, self.activation, parallel.etp
+        )
         saved.keep(rows=expert_rows, row_scale=row_scale, expert_gate_up=gate_up)
         del expert_rows, row_scale, gate_up
         given.append(output)
@@ -135,7 +150,7 @@ class RoutedFeedForward:
         if w.shared is not None and gathered is not None:
             given = [gathered]
             del gathered
-            partial = shared_backward(env, given.pop(), x, w.shared, saved, w.shared_gate)
+            partial = shared_backward(env, given.pop(), x, w.shared, saved, self.activation, w.shared_gate)
         grad_own, grad_weights = yield from self._from_experts(run, incoming, route, w)
         del incoming, route
         grad_logits = self._logits_backward(run, grad_weights, counts, choice, balancing)
@@ -144,6 +159,7 @@ class RoutedFeedForward:
         with ops.fused():
             grad_own.add_(router_gradient)
         del router_gradient
+        add_bias(ops, w.router_bias, grad_logits)
         _add_router_matmul(run, w.router, grad_logits, own_tokens(x, parallel))
         del x, grad_logits
         parts = [grad_own, partial]
@@ -171,7 +187,9 @@ class RoutedFeedForward:
         ops, saved, etp = run.ops, run.saved, run.parallel.etp
         given = [incoming.wait(), saved.take("rows"), saved.take("expert_gate_up")]
         row_scale = saved.take("row_scale")
-        grad_rows, grad_scale, add_gate_up = experts_backward(ops, given, row_scale, (w.gate_up, w.down), route.groups)
+        grad_rows, grad_scale, add_gate_up = experts_backward(
+            ops, given, row_scale, w.experts, route.groups, self.activation, etp
+        )
         del row_scale
         given = [grad_rows]
         del grad_rows
