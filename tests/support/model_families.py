@@ -21,7 +21,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {
         "family": "olmo3",
         "num_layers": 7,
-        "rope_theta": 10000.0,
+        "rope_theta": 5e5,
         "sliding_window": 3,
         "exceptions": [{"layers": [0, 3], "sliding_window": 0, "yarn_scaling": YARN}],
     },
@@ -48,6 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_layers": 5,
         "num_experts": 8,
         "top_k": 3,
+        "ffn_size": 24,
         "moe_ffn_size": 24,
         "swiglu_limit": 0.05,
         "yarn_scaling": {"factor": 4.0, "original_max_position": 16, "truncate": False},
