@@ -1,6 +1,7 @@
 """Matrices in fp8 are read as value x scale of their block; others that are quantized are refused with a cure."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from fourfold.checkpoint import WeightFolder
-from fourfold.config import ModelConfig, UserError
-from tests.checkpoint.huggingface_models import MODELS, named_tensors, write
+from fourfold.config import ModelConfig, ModelSection, UserError
+from fourfold.huggingface import resolve_model
+from tests.checkpoint.huggingface_models import MODELS, STATED, named_tensors, write
 
 
 def quantized(folder: Path, model: ModelConfig, block: tuple[int, int]) -> dict[str, Tensor]:
@@ -40,7 +43,7 @@ def _state(folder: Path, quantization: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps({**raw, "quantization_config": quantization}))
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "gpt2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "phi3", "gpt2", "deepseek_v3", "glm4_moe", "deepseek_v3 of Kimi-K2"])
 def test_any_part_is_value_times_scale(name: str, tmp_path: Path) -> None:
     """Phi-3 fuses matrices and GPT-2 transposes them, so that parts begin within a block and cross it."""
     model = MODELS[name]
@@ -55,12 +58,41 @@ def test_any_part_is_value_times_scale(name: str, tmp_path: Path) -> None:
     assert plain.check_against(model) == ()
     for parameter in named_tensors(model):
         wanted = plain.get(parameter)
-        torch.testing.assert_close(weights.get(parameter).to(wanted.dtype), wanted, rtol=1e-6, atol=0, msg=parameter)
-        size = wanted.numel()
-        torch.testing.assert_close(
-            weights.range(parameter, size // 3, size - 1).to(wanted.dtype), plain.range(parameter, size // 3, size - 1),
-            rtol=1e-6, atol=0,
-        )  # fmt: skip
+        assert torch.equal(weights.get(parameter), wanted), parameter
+        part = (size := wanted.numel()) // 3, size - 1
+        assert torch.equal(weights.range(parameter, *part), plain.range(parameter, *part)), parameter
+
+
+@pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3 of Kimi-K2"])
+def test_values_are_those_of_transformers_to_the_bit(name: str, scales: torch.dtype, tmp_path: Path) -> None:
+    """Its formula wants sizes that blocks divide."""
+    model = MODELS[name]
+    quantized(tmp_path, model, (2, 2))
+    tensors = load_file(tmp_path / "model.safetensors")
+    rounded = {key: value.to(scales) for key, value in tensors.items() if key.endswith("_scale_inv")}
+    save_file({**tensors, **rounded}, tmp_path / "model.safetensors")
+    weights, convert = WeightFolder(tmp_path), Fp8Dequantize(None)._dequantize_one
+    weights.check_against(model)
+    for key, scale in rounded.items():
+        matrix = key.removesuffix("_scale_inv")
+        expected = convert(tensors[matrix], scale, torch.float32)
+        assert torch.equal(weights.range_on_disk(matrix, 0, expected.numel()).view(expected.shape), expected), matrix
+    assert len(rounded) > 2 * model.num_layers
+
+
+@pytest.mark.parametrize("modules", [0, 1])
+def test_a_module_of_multi_token_prediction_in_fp8(modules: int, tmp_path: Path) -> None:
+    """As DeepSeek-V3 is released: read where the model has it, named where it has not."""
+    model = resolve_model(ModelSection(**{**STATED["deepseek_v3"], "mtp_layers": 1}))
+    on_disk = quantized(tmp_path, model, (4, 4))
+    model = replace(model, mtp_layers=modules)
+    weights = WeightFolder(tmp_path)
+    notes = weights.check_against(model)
+    assert len(notes) == 2 - modules
+    assert "fp8" in notes[-1]
+    name = f"model.layers.{model.num_layers - 1 + modules}.self_attn.o_proj.weight"
+    assert torch.equal(weights.get(name), on_disk[name])
 
 
 @pytest.mark.parametrize("damage", ["no scale", "scale of another shape", "another block", "int8"])

@@ -1,4 +1,5 @@
-"""Matrices in fp8 with a scale for each block, as DeepSeek-V3 is released: value x scale, computed for the rows that are asked for.
+"""Matrices in fp8 with a scale for each block, as DeepSeek-V3, Kimi-K2 and Qwen3 are released: value x scale in fp32, to the bit as
+transformers has it, computed for the rows that are asked for.
 
 `NAME` [rows, columns] float8_e4m3 stands beside `NAME_scale_inv` [ceil(rows / b0), ceil(columns / b1)], b the `weight_block_size`
 of `quantization_config` in config.json. Element (i, j) is value[i, j] * scale_inv[i // b0, j // b1] (DeepSeek-V3, section 3.3).
@@ -18,7 +19,7 @@ from fourfold.config.whole_file import bounded
 SCALE = "_scale_inv"
 FP8 = "F8_E4M3"
 _BLOCK = (128, 128)
-_SCALE_FORMATS = ("fp64", "fp32", "bf16", "fp16")
+_SCALE_FORMATS = ("fp64", "fp32", "bf16", "fp16", "F8_E8M0")
 
 
 def quantization(folder: Path) -> dict[str, Any]:
