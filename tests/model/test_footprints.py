@@ -61,10 +61,13 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
+@pytest.mark.parametrize("mixer", ["gated_delta", "short_convolution"])
 @pytest.mark.parametrize("length", [128, 70])
-def test_a_gated_delta_rule(length: int, tp: int, sequence: bool, policy: str, compute: str, documents: bool) -> None:
+def test_mixers_that_read_in_order(
+    length: int, mixer: Any, tp: int, sequence: bool, policy: str, compute: str, documents: bool
+) -> None:
     options = {"length": length, "compute": compute, "policy": policy, "documents": documents}
-    check_phases(tp, model=RECURRENT, sequence=sequence, **options)
+    check_phases(tp, model=replace(RECURRENT, mixer=mixer), sequence=sequence, **options)
 
 
 @pytest.mark.grid(1)

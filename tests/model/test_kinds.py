@@ -17,6 +17,7 @@ from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
 from fourfold.model.kinds.gated_delta import GatedDelta
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
+from fourfold.model.kinds.short_convolution import ShortConvolution
 from fourfold.model.layer import Layer
 from fourfold.model.norm import Norm
 from fourfold.model.parallel import ContextParallel, Parallel
@@ -72,6 +73,8 @@ LAYERS: dict[str, Layer] = {
     "norms of all heads": layer(qk_norm=QueryKeyNorm(Norm(), "all")),
     "a gated output": layer(output_gate=True, qk_norm=QueryKeyNorm(ONE_PLUS), rope=Rope(4)),
     "gated delta rule": replace(BASE, mixer=GatedDelta(8, 16, 6, 4, 4)),
+    "short convolution": replace(BASE, mixer=ShortConvolution(24, 3)),
+    "convolution of one token": replace(BASE, mixer=ShortConvolution(24, 1)),
 }
 ROWS, LENGTH = 2, 16
 DOCUMENTS = [[5, 11], [1, 2, 13]]

@@ -36,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "delta_value_heads": 8,
         "delta_key_dim": 6,
         "delta_value_dim": 4,
-        "delta_kernel": 3,
+        "convolution_kernel": 3,
         "num_experts": 4,
         "top_k": 2,
         "moe_ffn_size": 20,

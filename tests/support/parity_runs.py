@@ -8,7 +8,7 @@ import torch
 
 from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.layers import reads_positions, ropes_of, windows_of
+from fourfold.model.layers import reads_in_order, reads_positions, ropes_of, windows_of
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
@@ -122,7 +122,7 @@ class RankData:
         self._batch, self._layout, self._rank = batch, spec.layout, rank
         self._masked = spec.document_mask
         windows = windows_of(spec.model, spec.layout.sequence_length)
-        self._in_zigzag = spec.model.block is not None or spec.model.is_recurrent or bool(windows)
+        self._in_zigzag = spec.model.block is not None or reads_in_order(spec.model) or bool(windows)
         self._together = 1 if spec.recipe is None else spec.recipe.multiple
         self._learned = reads_positions(spec.model, spec.document_mask)
         dtype = torch_dtype(spec.compute)

@@ -14,7 +14,6 @@ from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.kinds.gated_delta import GatedDelta
 from fourfold.model.layer import Layer
 from fourfold.model.layers import ropes_of
 from fourfold.model.rope_tables import rope_tables
@@ -81,8 +80,8 @@ class PlainModel:
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in document_lengths])
         rows = positions if document_lengths is not None else slice(offset, None)
         rope = {each: (cos[rows].unsqueeze(-2), sin[rows].unsqueeze(-2)) for each, (cos, sin) in tables.items()}
-        recurrent = any(isinstance(s.layer_kind.mixer, GatedDelta) for s in self.segments if s.layer_kind is not None)
-        kept = recurrent and document_lengths is not None
+        in_order = any(not s.layer_kind.mixer.attends for s in self.segments if s.layer_kind is not None)
+        kept = in_order and document_lengths is not None
         learned = positions if kept or self.model.positions == "learned" else None
         return Microbatch(tokens, targets, rope, document_lengths, learned)
 

@@ -294,7 +294,9 @@ def _balancing(model: ModelConfig) -> str | None:
 
 def _own_block(model: ModelConfig) -> str | None:
     """A person's own block takes the place of what these keys say."""
-    for key in ("num_experts", "key_value_rank", "mtp_layers", "delta_value_heads"):
+    if model.block is not None and any(each.mixer != "attention" for each in model.layer_configs):
+        return f'model.block = {model.block!r} has no mixer; a value that works: mixer = "attention"'
+    for key in ("num_experts", "key_value_rank", "mtp_layers"):
         value = getattr(model, key)
         if model.block is not None and value:
             return (
@@ -311,7 +313,9 @@ def _mup(model: ModelConfig) -> str | None:
     stated = f"model.mup_base_hidden_size = {base}"
     if model.tie_embeddings:
         return f"{stated}: muP gives embedding and unembedding different scales; a value that works: tie_embeddings = false"
-    for key in ("key_value_rank", "mtp_layers", "block", "delta_value_heads"):
+    if any(each.mixer != "attention" for each in model.layer_configs):
+        return f'{stated} is not known for model.mixer; what works: mixer = "attention", or no mup_base_hidden_size'
+    for key in ("key_value_rank", "mtp_layers", "block"):
         if value := getattr(model, key):
             return (
                 f"{stated} is not known for model.{key} = {value!r}; what works: {key} = 0, or no mup_base_hidden_size"

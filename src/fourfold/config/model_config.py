@@ -59,8 +59,9 @@ class YarnScaling(Section):
 class LayerConfig:
     """The keys that a layer may have of its own: see `exceptions`."""
 
-    mixer: Literal["attention", "gated_delta"] = "attention"
-    """`attention` (the default), or `gated_delta`: the recurrence of Gated DeltaNet (Qwen3-Next)."""
+    mixer: Literal["attention", "gated_delta", "short_convolution"] = "attention"
+    """`attention` (the default), `gated_delta`: the recurrence of Gated DeltaNet (Qwen3-Next), or `short_convolution`: gated, over
+    `convolution_kernel` tokens (LFM2)."""
     sliding_window: Count | None = None
     """Tokens that attention looks back, the query's own among them. 0: no window."""
     attention_chunk: Count | None = None
@@ -197,8 +198,8 @@ class ModelConfig(LayerConfig):
     """Gated delta rule: elements of a head's query and key."""
     delta_value_dim: Count = 0
     """Gated delta rule: elements of a head's value."""
-    delta_kernel: Size = 4
-    """Gated delta rule: tokens that its convolution sees, the token's own among them. Default: 4."""
+    convolution_kernel: Size = 4
+    """Tokens that a convolution of `mixer` sees, the token's own among them. Default: 4."""
 
     activation: Literal["silu", "gelu", "gelu_exact", "clamped_swiglu"] = "silu"
     """Activation of the feed-forward: `silu` (the default), `gelu` in its tanh form (GPT-2), `gelu_exact`, or `clamped_swiglu`:
@@ -257,11 +258,6 @@ class ModelConfig(LayerConfig):
     def is_mla(self) -> bool:
         """Multi-head latent attention."""
         return self.key_value_rank is not None
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether some layer hands a state from token to token."""
-        return _is_recurrent(self)
 
     def is_moe(self, layer: int) -> bool:
         """Whether a block's feed-forward is a mixture of experts."""
@@ -347,11 +343,6 @@ def _of_layers(model: ModelConfig) -> tuple[ModelConfig, ...]:
         for layer in placed(exception, model.num_layers):
             own[layer].update(differences(exception))
     return tuple(_alike(model, tuple(sorted(each.items()))) for each in own)
-
-
-@lru_cache(maxsize=64)
-def _is_recurrent(model: ModelConfig) -> bool:
-    return any(each.mixer == "gated_delta" for each in model.layer_configs)
 
 
 @lru_cache(maxsize=256)

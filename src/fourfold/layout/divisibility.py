@@ -1,6 +1,7 @@
 """Divisibility rules of a layout's degrees. Each rule stands once, for the check of a run file and for the planner."""
 
 from fourfold.config import ModelConfig
+from fourfold.model.layers import mixers_of
 from fourfold.model.local_parameter import part_size
 
 
@@ -13,11 +14,10 @@ def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
     kv = model.num_heads if model.is_mla else model.num_kv_heads
     if part_size(model.vocab_size, tp) is None:
         return "model.vocab_size", model.vocab_size
-    sizes = {"model.num_heads": model.num_heads}
+    mixers = mixers_of(model)
+    sizes = {key: size for mixer in mixers for key, size in mixer.divided.items()}
     if model.has_dense_blocks:
         sizes["model.ffn_size"] = model.ffn_size
-    if model.is_recurrent:
-        sizes["model.delta_key_heads"] = model.delta_key_heads
     if model.num_shared_experts:
         sizes["model.num_shared_experts x model.moe_ffn_size"] = model.num_shared_experts * model.moe_ffn_size
     for key, size in sizes.items():
@@ -32,27 +32,13 @@ def gemm_fault(
     """The first size, (name, value), on one rank that is no multiple of so many numbers, which share a scale: its features, and
     neighbouring tokens. Where all are, every layout quantizes the same numbers together. `tokens`: of a microbatch on a rank of
     cp."""
-    heads, kv_heads = model.num_heads // tp, max(1, model.num_kv_heads // tp)
     sizes = {"model.hidden_size": model.hidden_size}
+    for mixer in mixers_of(model):
+        sizes |= mixer.features(tp)
     if model.is_mla:
-        sizes |= {
-            "model.query_rank": model.query_rank or multiple,
-            "model.key_value_rank": model.key_value_rank or multiple,
-            "num_heads / tp x nope_head_dim": heads * model.nope_head_dim,
-            "num_heads / tp x value_head_dim": heads * model.value_head_dim,
-            "num_heads / tp x head_dim": heads * model.head_dim,
-            "tokens that a rank of tp holds": tokens // tp if sequence_parallel else tokens,
-        }
-    else:
-        sizes |= {"num_heads / tp x head_dim": heads * model.head_dim, "kv heads x head_dim": kv_heads * model.head_dim}
+        sizes["tokens that a rank of tp holds"] = tokens // tp if sequence_parallel else tokens
     if model.has_dense_blocks:
         sizes["ffn_size / tp"] = model.ffn_size // tp
-    if model.is_recurrent:
-        values = model.delta_value_heads * model.delta_value_dim
-        sizes["what a gated delta rule projects / tp"] = (
-            2 * (model.delta_key_heads * model.delta_key_dim + values + model.delta_value_heads) // tp
-        )
-        sizes["delta_value_heads / tp x delta_value_dim"] = values // tp
     if model.num_shared_experts:
         sizes["shared experts' ffn / tp"] = model.num_shared_experts * model.moe_ffn_size // tp
     chunk = sequence_length // sequence_multiple(cp)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fourfold.config import ModelConfig
-from fourfold.model.kinds.gated_delta import GatedDelta
 from fourfold.model.layers import layers_of
 from fourfold.model.own.replay import own_flops_per_token
 from fourfold.model.spec import build_segments
@@ -26,9 +25,8 @@ def step_flops_per_token(
 ) -> float:
     """Model FLOPs of one training step per token: 6 for each weight of a matmul that the token passes (forward 2, backward 4), and
     attention, 6 * num_layers * num_heads * (key + value width) * sequence_length for the full matrix (Chowdhery et al. 2022,
-    appendix B), less where layers have windows. A gated delta rule takes 18 for each number of its state: a token erases from it,
-    writes to it and reads it. An MTP module is a block with a projection, and one more pass over the unembedding. A person's own
-    block counts the matmuls and the attention of its trace.
+    appendix B), less where layers have windows. Six for each of a mixer's `state_products`. An MTP module is a block with a
+    projection, and one more pass over the unembedding. A person's own block counts the matmuls and the attention of its trace.
 
     `convention`, a `FlopsConvention`: `causal` counts half of the attention matrix, `full` all of it; `hardware` is `full`
     and what `recompute` (none, selective, full) repeats (Narayanan et al. 2021, equation 3, for full); `6nd` is 6 for each
@@ -45,10 +43,8 @@ def step_flops_per_token(
     else:
         widths = model.head_dim + (model.value_head_dim if model.is_mla else model.head_dim)
         mixers = [layer.mixer for layer in layers_of(model) if layer is not None]
-        recurrent = [mixer for mixer in mixers if isinstance(mixer, GatedDelta)]
-        blocks += sum(3 * m.num_value_heads * m.key_head_dim * m.value_head_dim for m in recurrent)
-        attending = [mixer for mixer in mixers if not isinstance(mixer, GatedDelta)]
-        seen = sum(seen_keys(sequence_length, mixer.window, mixer.chunk) for mixer in attending)
+        blocks += sum(mixer.state_products for mixer in mixers)
+        seen = sum(seen_keys(sequence_length, mixer.window, mixer.chunk) for mixer in mixers if mixer.attends)
         attention = 2.0 * model.num_heads * widths * seen
     if convention == "causal":
         attention /= 2

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from fourfold.model.experts.parts import Parts
-from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
-from fourfold.model.kinds.gated_delta import GatedDelta
-from fourfold.model.kinds.kind import Pass
-from fourfold.model.kinds.mla import MLA
+from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.kinds.routed import RoutedFeedForward
 from fourfold.model.norm import Norm, NormParameters, Statistics, normalize, normalize_again, normalize_backward
 from fourfold.model.operations import Array
@@ -24,7 +21,6 @@ from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths
 from fourfold.model.weights import Weight
 
 T = TypeVar("T")
-Mixer = GroupedAttention | MLA | GatedDelta
 FeedForward = GatedFeedForward | PlainFeedForward | RoutedFeedForward
 Placement = Literal["pre", "post", "sandwich"]
 NORMS: dict[Placement, tuple[tuple[str | None, str | None], tuple[str | None, str | None]]] = {

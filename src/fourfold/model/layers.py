@@ -7,10 +7,12 @@ from fourfold.model.experts.router import Routing
 from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
 from fourfold.model.kinds.gated_delta import GatedDelta
+from fourfold.model.kinds.kind import Mixer
 from fourfold.model.kinds.mla import MLA
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
 from fourfold.model.kinds.routed import RoutedFeedForward
-from fourfold.model.layer import FeedForward, Layer, Mixer
+from fourfold.model.kinds.short_convolution import ShortConvolution
+from fourfold.model.layer import FeedForward, Layer
 from fourfold.model.norm import Norm
 from fourfold.model.rope import Rope
 from fourfold.model.swiglu import ClampedSwiGLU, Gate
@@ -28,12 +30,23 @@ def layers_of(model: ModelConfig) -> tuple[Layer | None, ...]:
     return tuple(made.setdefault(layer, layer) for layer in layers)
 
 
+@lru_cache(maxsize=64)
+def mixers_of(model: ModelConfig) -> tuple[Mixer, ...]:
+    """The mixers of its layers, each once; none of a person's own block."""
+    return tuple(dict.fromkeys(layer.mixer for layer in layers_of(model) if layer is not None))
+
+
+def reads_in_order(model: ModelConfig) -> bool:
+    """Whether some layer reads tokens in order, not by attention: ranks have them in zig-zag, and segments their places in
+    documents."""
+    return not all(mixer.attends for mixer in mixers_of(model))
+
+
 def ropes_of(model: ModelConfig) -> tuple[Rope, ...]:
     """The rotary embeddings of its layers, each once."""
     if model.block is not None:
         return (_rope(model) or Rope(0),)
-    found = (layer.mixer.rope for layer in layers_of(model) if layer is not None)
-    return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+    return tuple(dict.fromkeys(mixer.rope for mixer in mixers_of(model) if mixer.rope is not None))
 
 
 def final_norm(model: ModelConfig) -> Norm:
@@ -43,14 +56,14 @@ def final_norm(model: ModelConfig) -> Norm:
 
 def windows_of(model: ModelConfig, sequence_length: int) -> set[int]:
     """The sliding windows of its layers, of those that are narrower than a sequence."""
-    found = (layer.mixer.window for layer in layers_of(model) if layer is not None)
+    found = (mixer.window for mixer in mixers_of(model))
     return {window for window in found if window is not None and window < sequence_length}
 
 
 def reads_positions(model: ModelConfig, document_mask: bool) -> bool:
     """Whether segments read where each token stands in its document, beside rotary tables: as rows of a table, or to forget what
     was before it."""
-    return model.positions == "learned" or (document_mask and model.is_recurrent)
+    return model.positions == "learned" or (document_mask and reads_in_order(model))
 
 
 def rotated_width(model: ModelConfig) -> int:
@@ -78,9 +91,11 @@ def _mixer(model: ModelConfig) -> Mixer:
             num_value_heads=model.delta_value_heads,
             key_head_dim=model.delta_key_dim,
             value_head_dim=model.delta_value_dim,
-            kernel=model.delta_kernel,
+            kernel=model.convolution_kernel,
             norm_eps=model.norm_eps,
         )
+    if model.mixer == "short_convolution":
+        return ShortConvolution(model.hidden_size, model.convolution_kernel)
     if model.key_value_rank is not None:
         return MLA(
             num_heads=model.num_heads,

@@ -130,7 +130,7 @@ def _model(resolved: ResolvedRun, stages: int, ep: int) -> Table:
     if model.is_mla:
         found |= {"key_value_rank": 16, "query_rank": 16 if model.query_rank else 0, "num_kv_heads": HEADS}
         found |= {"rope_head_dim": HEAD // 2, "nope_head_dim": HEAD, "value_head_dim": HEAD}
-    if model.is_recurrent:
+    if model.delta_value_heads:
         found |= {
             "delta_key_heads": HEADS,
             "delta_value_heads": HEADS * min(2, model.delta_value_heads // model.delta_key_heads),

@@ -12,7 +12,7 @@ from fourfold.data.batches import IGNORED, Batch, look_ahead
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
-from fourfold.model.layers import reads_positions, ropes_of, windows_of
+from fourfold.model.layers import reads_in_order, reads_positions, ropes_of, windows_of
 from fourfold.model.rope import Rope
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
@@ -154,7 +154,7 @@ def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: RotaryTables) -> 
     together stay so."""
     layout, model = spec.layout, spec.model
     share = layout.context_share(rank) if layout.cp > 1 else None
-    in_zigzag = model.block is not None or model.is_recurrent or windows_of(model, layout.sequence_length)
+    in_zigzag = model.block is not None or reads_in_order(model) or windows_of(model, layout.sequence_length)
     together = None if in_zigzag else spec.recipe.multiple if spec.recipe is not None else 1
     positions = reads_positions(model, batch.document_lengths is not None)
     return RowFeed(batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together, positions)

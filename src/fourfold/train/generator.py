@@ -19,7 +19,7 @@ from fourfold.model.embedding import embedding_forward
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
-from fourfold.model.layers import layers_of, ropes_of
+from fourfold.model.layers import layers_of, reads_in_order, ropes_of
 from fourfold.model.operations import Operations, with_operations
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import ParameterSpec, bind_weights, build_segments
@@ -89,7 +89,7 @@ class Generator:
         mixers = (layer.mixer if layer is not None else None for layer in layers_of(model))
         self._caches = [KeyValueCache(most, getattr(m, "window", None), getattr(m, "chunk", None)) for m in mixers]
         self._read: list[int] = []
-        self._keeps = model.block is None and not model.is_recurrent
+        self._keeps = model.block is None and not reads_in_order(model)
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> Tensor:

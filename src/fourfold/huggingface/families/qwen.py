@@ -156,7 +156,7 @@ QWEN3_NEXT = Family(
         Key("delta_value_heads", "linear_num_value_heads", default=32),
         Key("delta_key_dim", "linear_key_head_dim", default=128),
         Key("delta_value_dim", "linear_value_head_dim", default=128),
-        Key("delta_kernel", "linear_conv_kernel_dim", default=4),
+        Key("convolution_kernel", "linear_conv_kernel_dim", default=4),
         Key("num_experts", "num_experts", default=512, aliases=("num_local_experts",)),
         Key("top_k", "num_experts_per_tok", default=10),
         Key("moe_ffn_size", "moe_intermediate_size", default=512),

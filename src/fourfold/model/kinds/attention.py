@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fourfold.model.context.attention import attend_backward, attend_forward
-from fourfold.model.kinds.kind import Pass
+from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, bias, column, row, split_bias
@@ -34,7 +34,7 @@ class AttentionParameters(Parameters[T]):
 
 
 @dataclass(frozen=True)
-class GroupedAttention:
+class GroupedAttention(Mixer):
     """`scale`: of the scores, None: 1/sqrt(head_dim). `output_gate`: the output is multiplied by the sigmoid of a gate, which comes
     from the input as queries do (Qwen3-Next). `sinks`: a logit of every head that takes a share of the attention and gives
     nothing (gpt-oss). `window`: the keys that a query sees at most, itself the last; `chunk`: tokens of the parts of a document
@@ -56,6 +56,14 @@ class GroupedAttention:
     @property
     def words(self) -> str:
         return f"attention{spans(self.window, self.chunk)}{'' if self.rope is not None else ' without rotation'}"
+
+    @property
+    def divided(self) -> dict[str, int]:
+        return {"model.num_heads": self.num_heads}
+
+    def features(self, tp: int) -> dict[str, int]:
+        heads, kv_heads = self.num_heads // tp, max(1, self.num_kv_heads // tp)
+        return {"num_heads / tp x head_dim": heads * self.head_dim, "kv heads x head_dim": kv_heads * self.head_dim}
 
     def declare(self, widths: Widths) -> AttentionParameters[Declared]:
         query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim

@@ -12,12 +12,20 @@ the sizes of a key and of a value, r = H / G, c = 2 d + r v channels of a key he
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from fourfold.model.context.recurrence import halo, halo_backward, recurrence_backward, recurrence_forward, stretches
-from fourfold.model.kinds.kind import Pass
+from fourfold.model.context.recurrence import recurrence_backward, recurrence_forward, stretches
+from fourfold.model.convolution import (
+    add_in_front,
+    convolve,
+    convolve_backward,
+    in_front,
+    padded,
+    positions_of,
+    split_gradient,
+)
+from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.norm import rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, column, gain, row
-from fourfold.model.rope import Rope
 from fourfold.model.tensor_parallel import InputSource, column_backward, gather_tokens, row_parallel
 from fourfold.model.weights import Weight
 
@@ -50,7 +58,7 @@ class _Projected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GatedDelta:
+class GatedDelta(Mixer):
     """`kernel`: tokens that the convolution sees, itself the last."""
 
     num_key_heads: int
@@ -59,13 +67,28 @@ class GatedDelta:
     value_head_dim: int
     kernel: int = 4
     norm_eps: float = 1e-6
-    rope: Rope | None = None
-    window: int | None = None
-    chunk: int | None = None
+
+    attends = False
 
     @property
     def words(self) -> str:
         return "gated delta rule"
+
+    @property
+    def divided(self) -> dict[str, int]:
+        return {"model.delta_key_heads": self.num_key_heads}
+
+    def features(self, tp: int) -> dict[str, int]:
+        keys, values = self.num_key_heads * self.key_head_dim, self.num_value_heads * self.value_head_dim
+        return {
+            "what a gated delta rule projects / tp": 2 * (keys + values + self.num_value_heads) // tp,
+            "delta_value_heads / tp x delta_value_dim": values // tp,
+        }
+
+    @property
+    def state_products(self) -> int:
+        """A token erases from the state, writes to it and reads it."""
+        return 3 * self.num_value_heads * self.key_head_dim * self.value_head_dim
 
     @property
     def copies(self) -> int:
@@ -103,12 +126,12 @@ class GatedDelta:
         seen = self._split(run, projected, w)
         saved.keep(projected=projected)
         del projected
-        before = self._halo(run, seen.mixed)
+        before = in_front(env, seen.mixed, self.kernel)
         inputs = self._rule_inputs(run, seen, w, before)
         if before is not None:
             saved.keep(halo=before)
         del before
-        recurred = recurrence_forward(env, inputs, self._positions(run), saved)
+        recurred = recurrence_forward(env, inputs, positions_of(run.batch, run.parallel), saved)
         inputs.clear()
         with ops.fused():
             rows = recurred.to(seen.gate.dtype).contiguous().view(-1, self.value_head_dim)
@@ -143,7 +166,7 @@ class GatedDelta:
         self._gate_backward(run, given, seen.gate, grads.gate, w)
         before = saved.take_if_kept("halo")
         inputs = self._rule_inputs(run, seen, w, before)
-        found = list(recurrence_backward(env, given.pop(), inputs, self._positions(run), saved))
+        found = list(recurrence_backward(env, given.pop(), inputs, positions_of(run.batch, run.parallel), saved))
         self._rule_inputs_backward(run, found, inputs, seen, grads, w, before)
         del inputs, seen, grads, before
         given.append(into.view(-1, into.shape[-1]))
@@ -173,22 +196,17 @@ class GatedDelta:
         strengths, decays = narrow.unflatten(-1, (groups, -1)).split((self.copies, self.copies), dim=-1)
         return _Projected(mixed, gate, strengths, decays)
 
-    def _positions(self, run: Pass) -> Array | None:
-        """[rows, seq] of the stretches that this rank has."""
-        positions = run.batch.positions
-        return None if positions is None else positions.view(positions.shape[0] * stretches(run.parallel), -1)
-
-    def _halo(self, run: Pass, mixed: Array) -> Array | None:
-        """What the convolution reads in front of the tokens of this rank; None where nothing is there."""
-        return None if run.parallel.context is None else halo(run.env, mixed, self.kernel - 1)
-
     def _rule_inputs(
         self, run: Pass, seen: _Projected, w: GatedDeltaParameters[Weight], before: Array | None
     ) -> list[Array]:
         """q, k [batch, seq, G, d], v [batch, seq, H, v], g and b [batch, seq, H] in the accumulation format."""
         ops, size = run.ops, self.key_head_dim
         with ops.fused():
-            active = ops.silu(self._convolved(run, self._padded(run, seen.mixed, before), self._taps(run, w)))
+            tokens = padded(ops, seen.mixed, before, self.kernel)
+            convolved = convolve(ops, tokens, self._taps(run, w), positions_of(run.batch, run.parallel))
+            del tokens
+            active = ops.silu(convolved)
+            del convolved
             q, k = (self._unit(run, active[..., first : first + size])[0] for first in (0, size))
             q.mul_(size**-0.5)
             v = ops.copy(self._by_head(active[..., 2 * size :])).flatten(2, 3)
@@ -227,35 +245,6 @@ class GatedDelta:
         groups, heads = self._heads(w)
         keys, values = groups * self.key_head_dim, heads * self.value_head_dim
         return [part.squeeze(1).unflatten(0, (groups, -1)) for part in data.split((keys, keys, values))]
-
-    def _padded(self, run: Pass, mixed: Array, halo: Array | None) -> Array:
-        """[batch, kernel - 1 + seq, G, c] in the accumulation format, zeros before the first token, or the halo [batch, kernel - 1,
-        G, c]."""
-        rows, tokens, *rest = mixed.shape
-        before = self.kernel - 1
-        padded = mixed.new_empty((rows, before + tokens, *rest), dtype=run.ops.accumulation_dtype(mixed))
-        if halo is None:
-            padded[:, :before].zero_()
-        else:
-            padded[:, :before].copy_(halo)
-        padded[:, before:].copy_(mixed)
-        return padded
-
-    def _convolved(self, run: Pass, padded: Array, taps: Array) -> Array:
-        """[batch, seq, G, c]."""
-        tokens, before = padded.shape[1] - self.kernel + 1, self.kernel - 1
-        out = padded[:, before:] * taps[before]
-        for lag in range(1, self.kernel):
-            seen = padded[:, before - lag : before - lag + tokens]
-            masked = self._within(run, seen, lag)
-            out.addcmul_(masked, taps[before - lag])
-            del masked
-        return out
-
-    def _within(self, run: Pass, x: Array, lag: int) -> Array:
-        """x [batch, seq, ...], zeros where a token's document does not reach back so far."""
-        positions = self._positions(run)
-        return x if positions is None else x * (positions >= lag).unsqueeze(-1).unsqueeze(-1)
 
     def _gate_backward(
         self, run: Pass, given: list[Array], gate: Array, into: Array, w: GatedDeltaParameters[Weight]
@@ -303,8 +292,9 @@ class GatedDelta:
             into.decays.copy_(d_steps.unflatten(2, into.decays.shape[2:]))
             del d_b, d_g, g, b, slopes, d_steps
         with ops.fused():
-            padded, taps = self._padded(run, seen.mixed, before), self._taps(run, w)
-            convolved = self._convolved(run, padded, taps)
+            tokens, taps = padded(ops, seen.mixed, before, self.kernel), self._taps(run, w)
+            positions = positions_of(run.batch, run.parallel)
+            convolved = convolve(ops, tokens, taps, positions)
             active = ops.silu(convolved)
             d_active = active.new_empty(active.shape)
             for first, grad, factor in ((0, d_q, size**-0.5), (size, d_k, 1.0)):
@@ -319,33 +309,16 @@ class GatedDelta:
             del d_q, d_k, d_v, active
             ops.silu_backward_(d_active, convolved)
             del d_active
-            d_padded = self._convolution_backward(run, convolved, padded, taps, w)
-            del convolved, padded, taps
-            into.mixed.copy_(d_padded[:, self.kernel - 1 :])
-            in_front = None if before is None else ops.copy(d_padded[:, : self.kernel - 1])
-            del d_padded
-        if in_front is not None:
-            tokens = into.mixed.shape[1]
-            behind = halo_backward(run.env, in_front, tokens)
-            del in_front
-            with ops.fused():
-                into.mixed[:, tokens - behind.shape[1] :].add_(behind)
-                del behind
+            d_tokens, d_taps = convolve_backward(ops, convolved, tokens, taps, positions)
+            del convolved, tokens, taps, positions
+            self._add_taps(d_taps, w)
+            given = [split_gradient(run.env, d_tokens, into.mixed)]
+            del d_tokens, d_taps
+        add_in_front(run.env, given, into.mixed)
 
-    def _convolution_backward(
-        self, run: Pass, grad: Array, padded: Array, taps: Array, w: GatedDeltaParameters[Weight]
-    ) -> Array:
-        """grad [batch, seq, G, c] of what was convolved -> that of what `_padded` gave; adds the weights'."""
-        tokens, before = grad.shape[1], self.kernel - 1
-        d_padded, d_taps = padded.new_zeros(padded.shape), taps.new_empty(taps.shape)
-        for lag in range(self.kernel):
-            span = slice(before - lag, before - lag + tokens)
-            masked = grad if lag == 0 else self._within(run, grad, lag)
-            d_taps[before - lag].copy_((masked * padded[:, span]).flatten(0, 1).sum(0))
-            d_padded[:, span].addcmul_(masked, taps[before - lag])
-            del masked
-        weights = d_taps.new_empty(w.convolution.data.shape)
-        for part, found in zip(self._channels_of(weights, w), self._channels(d_taps), strict=True):
-            part.copy_(found.permute(1, 2, 0))
+    def _add_taps(self, found: Array, w: GatedDeltaParameters[Weight]) -> None:
+        """Adds the gradient of `_taps` to that of the weights."""
+        weights = found.new_empty(w.convolution.data.shape)
+        for part, own in zip(self._channels_of(weights, w), self._channels(found), strict=True):
+            part.copy_(own.permute(1, 2, 0))
         w.convolution.add(weights)
-        return d_padded

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fourfold.model.context.attention import attend_backward
 from fourfold.model.kinds.attention import attended, output_backward, output_forward, spans
-from fourfold.model.kinds.kind import Pass
+from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, column, gain, replicated, row
@@ -41,7 +41,7 @@ class MLAParameters(Parameters[T]):
 
 
 @dataclass(frozen=True)
-class MLA:
+class MLA(Mixer):
     """A head's query and key have `nope_head_dim` + `rope_head_dim` elements, its value `value_head_dim`. `query_rank` None:
     queries have no latent."""
 
@@ -62,6 +62,21 @@ class MLA:
     @property
     def words(self) -> str:
         return f"latent attention{spans(self.window, self.chunk)}"
+
+    @property
+    def divided(self) -> dict[str, int]:
+        return {"model.num_heads": self.num_heads}
+
+    def features(self, tp: int) -> dict[str, int]:
+        heads = self.num_heads // tp
+        latent = {"model.query_rank": self.query_rank} if self.query_rank is not None else {}
+        return {
+            **latent,
+            "model.key_value_rank": self.key_value_rank,
+            "num_heads / tp x nope_head_dim": heads * self.nope_head_dim,
+            "num_heads / tp x value_head_dim": heads * self.value_head_dim,
+            "num_heads / tp x head_dim": heads * self.head_dim,
+        }
 
     def declare(self, widths: Widths) -> MLAParameters[Declared]:
         hidden, std, heads, rank = widths.hidden, widths.std, self.num_heads, self.key_value_rank
