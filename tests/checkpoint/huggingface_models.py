@@ -96,12 +96,12 @@ def as_in_memory(name: str, theirs: dict[str, Tensor], model: ModelConfig) -> Te
         return view_of(name, theirs)
     if name in theirs:
         return theirs[name]
-    if "linear_attn.conv_" in name or ".shared_experts." in name:
-        return view_of(name, theirs)
     module = name.split(".")[-2]
     if module in fused and name.replace(module, fused[module][0]) in theirs:
         full, start, rows = fused[module]
         return theirs[name.replace(module, full)][start : start + rows]
+    if model.family != "gpt2":
+        return view_of(name, theirs)
     key = next(key for key in gpt2 if key in name)
     parts = name.split(".")
     where = f"transformer.h.{parts[2]}." if parts[1] == "layers" else "transformer."

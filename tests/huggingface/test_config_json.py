@@ -130,7 +130,7 @@ def test_keys_left_out_mean_what_they_mean_to_transformers(family: str, tmp_path
     assert ours.family == family
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 1024 // 32)
-    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.norm_eps == getattr(theirs, FAMILIES[family].their_name("norm_eps"))
     assert ours.max_position == theirs.max_position_embeddings
     for kind in dict.fromkeys(layer_types(ours)):
         rope = theirs.rope_parameters.get(kind, theirs.rope_parameters)

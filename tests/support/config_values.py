@@ -55,6 +55,7 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
     "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 16, "sliding_window_pattern": 2}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "phi3": ("phi3", {"sliding_window": None}),
     "qwen3_next": ("qwen3_next", _QWEN_NEXT),
 }

@@ -56,6 +56,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "exceptions": [{"every": 2, "sliding_window": 0}],
         "balance_loss": 0.2,
     },
+    "lfm2": {
+        "family": "lfm2",
+        "num_layers": 5,
+        "mixer": "short_convolution",
+        "convolution_kernel": 4,
+        "exceptions": [{"every": 3, "mixer": "attention"}],
+    },
     "qwen2": {
         "family": "qwen2",
         "num_layers": 4,

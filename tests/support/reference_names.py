@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fourfold.huggingface.families import FAMILIES
+from fourfold.huggingface.family import TensorNames
+
 View = Callable[[torch.Tensor], torch.Tensor]
 
 _TABLES = {
@@ -29,6 +32,9 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if key in theirs:
         view = seen_as_ours(key, theirs)
         return theirs[key] if view is None else view(theirs[key])
+    renamed = _renamed(name, theirs)
+    if renamed is not None:
+        return renamed
     if name in _TABLES:
         return theirs[_TABLES[name]]
     if ".shared_experts." in name:  # Qwen3-Next has one, of any width
@@ -45,6 +51,20 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     else:
         own = theirs[f"{prefix}{_PARTS[part]}.{kind}"]
     return own.t() if own.dim() == 2 else own
+
+
+def _renamed(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """By the records of families that rename modules, or fuse some of one size; None where none of them does."""
+    for names in (family.tensors for family in FAMILIES.values()):
+        for ours, other in names.outside:
+            if ours == name and other in theirs:
+                return theirs[other]
+        for rename in names.modules if names.block == TensorNames().block else ():
+            for place, module in enumerate(rename.ours):
+                key = name.replace(f".{module}.", f".{rename.theirs}.")
+                if f".{module}." in name and key in theirs:
+                    return theirs[key].chunk(len(rename.ours))[place]
+    return None
 
 
 def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:

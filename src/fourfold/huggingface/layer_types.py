@@ -8,7 +8,8 @@ from fourfold.config.model_config import LAYER_KEYS, OFF, ModelConfig, exception
 from fourfold.huggingface.key import number, require
 from fourfold.huggingface.rope import FULL
 
-SLIDING, CHUNKED, LINEAR = "sliding_attention", "chunked_attention", "linear_attention"
+SLIDING, CHUNKED, LINEAR, CONVOLUTION = "sliding_attention", "chunked_attention", "linear_attention", "conv"
+_OF_MIXERS = {"gated_delta": LINEAR, "short_convolution": CONVOLUTION}
 _WINDOW, _FULL_LAYERS = 4096, 28
 """Values that transformers takes where `sliding_window` and `max_window_layers` are left out."""
 
@@ -112,8 +113,8 @@ def layer_types(model: ModelConfig) -> list[str]:
 
 
 def _kind(layer: ModelConfig) -> str:
-    if layer.mixer == "gated_delta":
-        return LINEAR
+    if layer.mixer != "attention":
+        return _OF_MIXERS[layer.mixer]
     return SLIDING if layer.sliding_window else CHUNKED if layer.attention_chunk else FULL
 
 
