@@ -63,6 +63,7 @@ STATED: dict[str, dict[str, Any]] = {
         **DIMENSIONS, "family": "olmo3", "num_kv_heads": 2, "head_dim": 12, "rope_theta": 5e5, "sliding_window": 16,
         "exceptions": [{"layers": [1, 2], "sliding_window": 0, "yarn_scaling": LONGER}],
     },
+    "gemma2 without caps": {**DIMENSIONS, "family": "gemma2", "tie_embeddings": False},
     "gemma3_text without windows": {**DIMENSIONS, "family": "gemma3_text", "rope_theta": 1e6, "tie_embeddings": False},
     "gpt_oss in two": {
         **DIMENSIONS, "family": "gpt_oss", "num_kv_heads": 2, "head_dim": 12, "num_experts": 6, "top_k": 3,

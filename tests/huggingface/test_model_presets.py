@@ -7,6 +7,9 @@ from fourfold.huggingface import resolve_model, to_config
 from fourfold.model.counts import num_active_parameters, num_parameters
 
 PUBLISHED = {
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
     "gemma3-27b": 27_009_346_304,
     "llama2-7b": 6_738_415_616,

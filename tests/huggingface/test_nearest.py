@@ -29,9 +29,6 @@ def sizes(
 
 RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "gemma": (sizes(28, 3072, 16, 24576, 256000, head_dim=256, hidden_activation="gelu_pytorch_tanh"), (GEGLU, ROOT), 8.54),
-    "gemma2": (sizes(42, 3584, 16, 14336, 256000, 8, head_dim=256, hidden_activation="gelu_pytorch_tanh",
-                     attn_logit_softcapping=50.0, sliding_window=4096),
-               (GEGLU, "norms behind attention and feed-forward are left out", "soft caps of logits are left out", ROOT), 9.24),
     "olmoe": (sizes(16, 2048, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8),
               ("norms of queries and keys are per head",), 6.92),
     "granite": (sizes(40, 4096, 32, 12800, 49155, 8, tie_word_embeddings=True), (), 8.17),

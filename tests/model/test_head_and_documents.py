@@ -106,13 +106,15 @@ def _waves(chunks: list[int], hidden: int) -> int:
     return sum(waste(gemm).waves * prod(waste(gemm).tile) * gemm.inner for gemm in matmuls)
 
 
-def test_logits_agree_with_the_loss() -> None:
-    plain = PlainModel(MODEL)
+@pytest.mark.parametrize("cap", [None, 0.4])
+def test_logits_agree_with_the_loss(cap: float | None) -> None:
+    plain = PlainModel(replace(MODEL, logit_softcap=cap))
     tokens, targets = random_tokens(MODEL, 2, 19)
     batch = plain.microbatch(tokens, targets)
     logits = head.head_logits(plain.env, plain.hidden(batch), plain.weights["head"])  # type: ignore[arg-type]
     expected = torch.nn.functional.cross_entropy(logits.view(-1, 37), targets.view(-1), reduction="sum")
     assert plain.loss(batch).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert cap is None or 0.2 * cap < logits.abs().max() < cap
 
 
 # Targets

@@ -65,6 +65,8 @@ LAYERS: dict[str, Layer] = {
     "exact GELU": replace(BASE, feed_forward=PlainFeedForward(40, activation="gelu_exact", bias=True)),
     "sinks": layer(sinks=True),
     "sinks and a window": layer(sinks=True, window=3),
+    "capped scores": layer(softcap=0.2),
+    "capped scores, sinks and a window": layer(softcap=0.2, sinks=True, window=3),
     "norms of heads": layer(qk_norm=QueryKeyNorm(Norm())),
     "gains of one plus w": layer(qk_norm=QueryKeyNorm(ONE_PLUS)),
     "sinks and norms of all heads beside biases": layer(

@@ -65,7 +65,10 @@ def _expected(table: dict[str, Any]) -> tuple[Record, float]:
 
 
 def check_memory(ranks: int, table: dict[str, Any]) -> None:
-    """With as many experts a token as there are: every rank gets the rows that the prediction says."""
+    """With as many experts a token as there are: every rank gets the rows that the prediction says. Where scores are capped, rows
+    are one document, as the prediction says: with more of them, fewer scores exist at once."""
+    if table["model"].get("attention_softcap"):
+        table = {**table, "data": {**table.get("data", {}), "document_mask": False}}
     model, count = table["model"], table["model"].get("num_experts", 0)
     if count:
         every = {"num_expert_groups": 1, "top_groups": 1} if model.get("num_expert_groups") else {}

@@ -26,7 +26,7 @@ from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.huggingface import FAMILIES, resolve_model
 from fourfold.layout import resolve_layout
 from tests.support.config_values import BASES, LEFT_OUT, OTHERS, ROPE_VALUES, SIZES, changes
-from tests.support.parity_reference import norms_of
+from tests.support.parity_reference import attention_of, exact_parts
 from tests.support.plain_model import PlainModel
 
 LENGTH = 40
@@ -160,7 +160,7 @@ def loss_of_transformers(folder: Path, length: int) -> float | str:
             model, problems = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.float64,
-                attn_implementation="sdpa",
+                attn_implementation=attention_of(kind),
                 output_loading_info=True,
                 local_files_only=True,
                 **more,
@@ -203,12 +203,12 @@ def imported_loss(folder: Path, model: ModelConfig, length: int) -> float:
 
 @contextlib.contextmanager
 def exact_norms() -> Iterator[None]:
-    """transformers' RMS norms in the format of their input instead of fp32."""
+    """transformers' RMS norms and plain attention in the format of their input instead of fp32."""
     kept = []
     for family in FAMILIES:
-        for code, name, norm in norms_of(family):
+        for code, name, exact in exact_parts(family):
             kept.append((code, name, getattr(code, name)))
-            setattr(code, name, norm)
+            setattr(code, name, exact)
     try:
         yield
     finally:

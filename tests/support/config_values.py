@@ -54,6 +54,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 16}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gemma2": (
+        "gemma2",
+        {"head_dim": 16, "sliding_window": 16, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
+    ),
     "gemma3_text": ("gemma3_text", {"head_dim": 16, "sliding_window": 16, "sliding_window_pattern": 2}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "phi3": ("phi3", {"sliding_window": None}),

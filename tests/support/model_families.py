@@ -8,6 +8,16 @@ from typing import Any
 
 YARN = {"factor": 8.0, "original_max_position": 8, "attention_factor": 1.25}
 FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": {
+        "family": "gemma2",
+        "num_layers": 4,
+        "head_dim": 6,
+        "attention_scale": 0.5**1.5,
+        "attention_softcap": 0.2,
+        "logit_softcap": 0.3,
+        "sliding_window": 5,
+        "exceptions": [{"every": 2, "sliding_window": 0}],
+    },
     "gemma3_text": {
         "family": "gemma3_text",
         "num_layers": 4,

@@ -44,17 +44,20 @@ def reference(table: dict[str, Any]) -> Record:
     """
     family = transformers_config(resolve_model(parse_run(table).model))["model_type"]
     with pytest.MonkeyPatch.context() as patch:
-        for modeling, name, norm in norms_of(family):
-            patch.setattr(modeling, name, norm)
+        for modeling, name, exact in exact_parts(family):
+            patch.setattr(modeling, name, exact)
         return _reference(table)
 
 
-def norms_of(family: str) -> Iterator[tuple[Any, str, type[torch.nn.RMSNorm]]]:
-    """RMS norms of transformers' code of a family, (module, name), and torch's own in their place."""
+def exact_parts(family: str) -> Iterator[tuple[Any, str, Any]]:
+    """RMS norms of transformers' code of a family, (module, name), and torch's own in their place; and its plain attention, with a
+    softmax in fp64."""
     modeling = modeling_of(family)
     norm = _ZeroCenteredRMSNorm if FAMILIES[family].fixed.get("zero_centered_norm") else _RMSNorm
     for name in [each for each in vars(modeling) if each.endswith("RMSNorm")]:
         yield modeling, name, norm
+    if hasattr(modeling, "eager_attention_forward"):
+        yield modeling, "eager_attention_forward", in_double(modeling.eager_attention_forward, modeling)
 
 
 def modeling_of(family: str) -> Any:
@@ -161,13 +164,18 @@ def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
     config = AutoConfig.for_model(
         raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
     )
-    attention = "eager" if model.attention_sinks else "sdpa"
+    attention = "eager" if model.attention_sinks else attention_of(model.family)
     theirs = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation="eager")
     theirs = theirs.to(dtype)
     for module in theirs.modules():  # a number that was rounded to fp32 when the model was made
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=dtype)
     return theirs
+
+
+def attention_of(family: str) -> str:
+    """The attention of transformers that computes all that a family's does: torch's caps no scores."""
+    return "eager" if family == "gemma2" else "sdpa"
 
 
 def in_double(forward: Callable[..., Any], module: Any) -> Callable[..., Any]:

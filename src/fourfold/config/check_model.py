@@ -129,6 +129,7 @@ _NOT_FOR_MLA: dict[str, tuple[object, ...]] = {
     "attention_sinks": (False,),
     "attention_output_gate": (False,),
     "attention_scale": (None,),
+    "attention_softcap": (None,),
     "rotary_fraction": (1.0,),
     "zero_centered_norm": (False,),
     "norm": ("rms",),
@@ -139,8 +140,8 @@ _NOT_FOR_MLA: dict[str, tuple[object, ...]] = {
 def _norms_and_biases(model: ModelConfig) -> str | None:
     for key, allowed in _NOT_FOR_MLA.items() if model.is_mla else ():
         if (value := getattr(model, key)) not in allowed:
-            usual = _toml(allowed[-1])
-            return f"model.{key} = {_toml(value)} is not known for MLA (model.key_value_rank); allowed: {key} = {usual}"
+            usual = "leave it out" if allowed[-1] is None else f"allowed: {key} = {_toml(allowed[-1])}"
+            return f"model.{key} = {_toml(value)} is not known for MLA (model.key_value_rank); {usual}"
     if model.zero_centered_norm and model.norm == "layer":
         return 'model.zero_centered_norm = true is not known for model.norm = "layer"; a value that works: norm = "rms"'
     if model.qk_norm_over == "all" and not model.qk_norm:
@@ -193,6 +194,7 @@ def _multi_token(model: ModelConfig) -> str | None:
         ("zero_centered_norm", False),
         ("mixer", "attention"),
         ("scaled_embedding", False),
+        ("logit_softcap", None),
     ):
         if model.mtp_layers and getattr(model, key) != allowed:
             return (

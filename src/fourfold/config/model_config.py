@@ -139,6 +139,8 @@ class ModelConfig(LayerConfig):
     """Whether embedding and unembedding share one matrix. Default: false."""
     scaled_embedding: bool = False
     """Whether the embedding is multiplied by the root of `hidden_size` (Gemma). Default: false."""
+    logit_softcap: Positive | None = None
+    """Cap c of the logits z of the next token, which become c tanh(z / c) (Gemma-2). Left out: they are not capped."""
     exceptions: Annotated[tuple[LayerException, ...], Field(strict=False)] = ()
     """Layers that differ from the others, and in what: tables with `layers` or `every`, and the keys of those layers."""
     max_position: Size = 131072
@@ -179,6 +181,8 @@ class ModelConfig(LayerConfig):
     """Whether attention's output is multiplied by the sigmoid of a gate as wide as the queries (Qwen3-Next). Default: false."""
     attention_sinks: bool = False
     """Whether every head has a logit that takes a share of the attention and gives nothing (gpt-oss). Default: false."""
+    attention_softcap: Positive | None = None
+    """Cap c of the scores s of attention, which become c tanh(s / c) (Gemma-2). Left out: they are not capped."""
     query_rank: Count | None = None
     """Width of the compressed queries of multi-head latent attention (MLA). 0: queries are not compressed."""
     key_value_rank: Count | None = None

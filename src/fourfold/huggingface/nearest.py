@@ -40,11 +40,11 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "index
 _BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "add_bias_linear")
 _QK_NORM = ("olmoe",)
 _SIDE_BY_SIDE = {"gptj", "phi", "cohere", "cohere2", "codegen"}
-_MORE_NORMS = {"gemma2", "glm4"}
+_MORE_NORMS = {"glm4"}
 _DIMENSIONS = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size", "max_position",
 )  # fmt: skip
-_WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gpt_neo": 1 / 2}
+_WINDOWED: dict[str, float] = {"gpt_neo": 1 / 2}
 """The share of layers with a window, in families that mix both kinds."""
 
 

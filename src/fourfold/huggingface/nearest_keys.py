@@ -48,16 +48,6 @@ _NONE = ("num_experts", "num_shared_experts", "shared_size", "first_dense_layers
 """Sizes that may be 0: there is none of it."""
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma": {"num_attention_heads": 16, "head_dim": 256, "vocab_size": 256000, "rms_norm_eps": 1e-6},
-    "gemma2": {
-        **{
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "vocab_size": 256000,
-            "rms_norm_eps": 1e-6,
-        },
-        **{"hidden_activation": "gelu_pytorch_tanh"},
-    },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "gpt_neox": {"use_parallel_residual": True},
     "opt": {"max_position_embeddings": 2048},
@@ -113,7 +103,7 @@ def is_gated(family: str, activation: str | None) -> bool:
 
 
 TIED = {
-    "gemma", "gemma2", "gemma3n_text", "gemma4_text", "vaultgemma", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo",
+    "gemma", "gemma3n_text", "gemma4_text", "vaultgemma", "opt", "bloom", "mpt", "gpt_bigcode", "gpt_neo",
     "falcon", "starcoder2", "cohere", "cohere2", "biogpt", "ernie4_5", "ernie4_5_moe", "gpt2", "gpt-sw3", "openai-gpt",
     "granite_swa", "minicpm3", "smollm3", "xglm", "modernbert-decoder", "youtu",
 }  # fmt: skip

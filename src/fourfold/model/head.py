@@ -55,6 +55,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weig
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
             logits = _summable(ops, logits)
+            cap_(env, logits)
             softmax = exponentiate(env, logits, target)
             total.add_(softmax.loss)
             del logits, softmax
@@ -64,7 +65,22 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weig
 def head_logits(env: Environment, x: Array, w: HeadParameters[Weight]) -> Array:
     """Logits of every position. x [tokens, hidden] -> [tokens, vocab]; one process."""
     normed, _ = normalize(env.ops, final_norm(env.model), x, w.norm)
-    return env.ops.linear(normed, w.unembedding.data)
+    logits = env.ops.linear(normed, w.unembedding.data)
+    cap_(env, logits)
+    return logits
+
+
+def cap_(env: Environment, logits: Array) -> None:
+    """Turns logits z into c tanh(z / c) in place, where the model has a cap c of them (Gemma-2)."""
+    cap = env.model.logit_softcap
+    if cap is not None:
+        logits.mul_(1 / cap).tanh_().mul_(cap)
+
+
+def slope_of_cap(env: Environment, capped: Array) -> Array | None:
+    """The derivative of the cap, 1 - tanh(z / c)^2, of what `cap_` left; None where there is none."""
+    cap = env.model.logit_softcap
+    return None if cap is None else (capped * (1 / cap)).square_().neg_().add_(1)
 
 
 def head_loss_backward(
@@ -84,11 +100,13 @@ def head_loss_backward(
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
             logits = _summable(ops, logits)
+            cap_(env, logits)
+            slope = slope_of_cap(env, logits)
             softmax = exponentiate(env, logits, target)
             total.add_(softmax.loss)
         with ops.fused():
-            grad = logits_gradient(ops, [logits], softmax, divisor, share, part)
-            del logits, softmax
+            grad = logits_gradient(ops, [logits], softmax, divisor, share, part, slope)
+            del logits, softmax, slope
         w.unembedding.add_matmul_now(ops, grad, part)
         ops.matmul_into(grad, w.unembedding.data, part)  # the chunk of `normed` now holds its own gradient
         del grad, part
@@ -185,10 +203,16 @@ def _summable(ops: Operations, logits: Array) -> Array:
 
 
 def logits_gradient(
-    ops: Operations, given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array
+    ops: Operations,
+    given: list[Array],
+    softmax: Softmax,
+    divisor: Array,
+    share: float,
+    part: Array,
+    slope: Array | None = None,
 ) -> Array:
     """The gradient of the logits [tokens, this rank's vocabulary] in the format of `part`, in place where formats allow.
-    `given`: what `exponentiate` left of them, taken out of the list."""
+    `given`: what `exponentiate` left of them, taken out of the list. `slope`: of their cap, if there is one."""
     logits = given.pop()
     scale = softmax.valid.to(softmax.factor.dtype) / divisor
     if share != 1:
@@ -197,6 +221,9 @@ def logits_gradient(
     scale.masked_fill_(~softmax.here, 0).neg_()
     if ops.losses is not None:
         ops.losses.gradient_(logits, softmax.column, softmax.maximum, factor, scale)
-        return logits
+        return logits if slope is None else logits.mul_(slope)
     logits.mul_(factor.unsqueeze(-1))
-    return logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1)).to(part.dtype)
+    logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1))
+    if slope is not None:
+        logits.mul_(slope)
+    return logits.to(part.dtype)

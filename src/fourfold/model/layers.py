@@ -119,6 +119,7 @@ def _mixer(model: ModelConfig) -> Mixer:
         scale=model.attention_scale,
         output_gate=model.attention_output_gate,
         sinks=model.attention_sinks,
+        softcap=model.attention_softcap,
         window=model.sliding_window,
         chunk=model.attention_chunk,
     )

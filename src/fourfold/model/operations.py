@@ -149,6 +149,18 @@ class Operations(Protocol):
         """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
         ...
 
+    def attend_capped(
+        self, q: Array, k: Array, v: Array, causal: bool, scale: float, cap: float
+    ) -> tuple[Array, Array]:
+        """`attend` with scores s capped: cap x tanh(s / cap)."""
+        ...
+
+    def attend_capped_backward(
+        self, grad: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float, cap: float
+    ) -> tuple[Array, Array, Array]:
+        """Gradients of q, k and v, as those of `attend_backward`."""
+        ...
+
     # A person's own block
 
     def run_own(

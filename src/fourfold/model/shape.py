@@ -11,6 +11,8 @@ ACCELERATOR_CHUNK_ELEMENTS = 2**26
 KERNEL_CHUNK_ELEMENTS = 3 * ACCELERATOR_CHUNK_ELEMENTS
 """Kernels of cross-entropy hold 2 bytes for a logit in bf16, formulas 6 at once: the same memory."""
 MIN_CHUNK_TOKENS = 128
+CAPPED_ROWS = 128
+"""Queries of a block of attention whose scores are capped."""
 FULL_TILES, FULL_WAVES = 256, 1024
 """Tokens of full tiles of an accelerator's matmuls; and of as many as give, with the hidden sizes of usual models, a number of
 tiles just below a multiple of 132 multiprocessors."""

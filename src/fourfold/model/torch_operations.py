@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.config.schema import Element
+from fourfold.model.capped_attention import attend_capped as attend_capped
+from fourfold.model.capped_attention import attend_capped_backward as attend_capped_backward
 from fourfold.model.operations import Item, LossKernels, NormKernels, PointwiseKernels
 from fourfold.model.own.autograd import run_own as run_own
 from fourfold.model.own.autograd import run_own_backward as run_own_backward

@@ -8,7 +8,7 @@ from typing import Any
 
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.families.deepseek import DEEPSEEK_V3
-from fourfold.huggingface.families.gemma import GEMMA3
+from fourfold.huggingface.families.gemma import GEMMA2, GEMMA3
 from fourfold.huggingface.families.glm import GLM4_MOE
 from fourfold.huggingface.families.gpt2 import GPT2
 from fourfold.huggingface.families.gpt_oss import GPT_OSS
@@ -24,7 +24,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3),
-        *(OLMO2, OLMO3, GEMMA3),
+        *(OLMO2, OLMO3, GEMMA2, GEMMA3),
         *(GLM4_MOE, QWEN3_NEXT, GPT_OSS, LFM2),
     )
 }

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from fourfold.model.context import halo, sinks
 from fourfold.model.context.gather import gather_backward, gather_forward
 from fourfold.model.context.local import local_backward, local_forward
+from fourfold.model.context.partial import Scores
 from fourfold.model.context.pieces import Documents
 from fourfold.model.context.placement import Placement
 from fourfold.model.context.ring import ring_backward, ring_forward
@@ -36,6 +37,7 @@ def attend_forward(
     window: int | None = None,
     chunk: int | None = None,
     sink: Weight | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Causal attention within each document, for one rank's tokens (`ContextParallel` says which they are).
 
@@ -43,14 +45,15 @@ def attend_forward(
     value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
     documents over the full sequence. `made`: keeps what is derived from the documents for the microbatch's next layers.
     `placement`: which chunks of the rows each ring rank has, zig-zag where None. `window`, `chunk`: as `Documents` has them. `sink`
-    [heads]: a logit more of each head. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
-    than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks."""
+    [heads]: a logit more of each head. `cap`: as `Scores` has it. All ranks of `ring` and of `ulysses` call it together, in forward
+    and in backward. With more than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks."""
     context = env.parallel.context or NOT_SPLIT
     if context.ulysses is not None:
         kv_heads = parts[1].shape[2]
         sequence_to_heads(env, parts, context.ulysses)
         saved.keep(kv_heads=kv_heads)
-    ring = context.ring
+    ring, scores = context.ring, Scores(parts[0].shape[-1] ** -0.5, cap)
+    saved.keep(scores=scores)
     ranks = ring.size if ring is not None else 1
     made, sizes = {} if made is None else made, (parts[0].shape[0], parts[0].shape[1] * ranks)
     key = (*sizes, window, chunk)
@@ -58,14 +61,14 @@ def attend_forward(
         made[key] = Documents(*sizes, document_lengths, ranks, placement, window, chunk)
     documents = made[key]
     if ring is None:
-        out, lse = local_forward(env, parts, documents, saved)
+        out, lse = local_forward(env, parts, documents, saved, scores)
     elif halo.takes(documents):
-        out, lse = halo.halo_forward(env, parts, ring, documents, saved)
+        out, lse = halo.halo_forward(env, parts, ring, documents, saved, scores)
         saved.keep(halo=True)
     elif context.gather:
-        out, lse = gather_forward(env, parts, ring, documents, saved)
+        out, lse = gather_forward(env, parts, ring, documents, saved, scores)
     else:
-        out, lse = ring_forward(env, parts, ring, documents, saved)
+        out, lse = ring_forward(env, parts, ring, documents, saved, scores)
     if sink is not None:
         sinks.apply_(env.ops, out, lse, sinks.own_heads(sink.data, context.ulysses))
     del lse
@@ -98,14 +101,15 @@ def attend_backward(env: Environment, given: list[Array], saved: Saved, sink: We
         sinks.add_gradient(env.ops, given[0], out, saved.see("lse"), sink, context.ulysses)
     given.append(out)
     del out
+    scores = saved.take("scores")
     if context.ring is None:
-        grads = local_backward(env, given, saved)
+        grads = local_backward(env, given, saved, scores)
     elif saved.take_if_kept("halo"):
-        grads = halo.halo_backward(env, given, context.ring, saved)
+        grads = halo.halo_backward(env, given, context.ring, saved, scores)
     elif context.gather:
-        grads = gather_backward(env, given, context.ring, saved)
+        grads = gather_backward(env, given, context.ring, saved, scores)
     else:
-        grads = ring_backward(env, given, context.ring, saved)
+        grads = ring_backward(env, given, context.ring, saved, scores)
     if context.ulysses is not None:
         sequence_to_heads_backward(env, grads, context.ulysses, saved.take("kv_heads"))
     return grads

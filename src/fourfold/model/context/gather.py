@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from fourfold.model.context.partial import (
     AttentionInputs,
+    Scores,
     add_key_gradients,
     add_query_gradients,
     halves,
@@ -54,7 +55,7 @@ def _pieces(group: Group, documents: Documents, packs: bool) -> Pieces:
 
 
 def gather_forward(
-    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved
+    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved, scores: Scores
 ) -> tuple[Array, Array]:
     """`attend_forward` over the ranks of the group -> [batch, seq_local, heads, value_dim] and the log-sum-exp. Keeps q, k, v and
     the log-sum-exp."""
@@ -62,25 +63,24 @@ def gather_forward(
     saved.keep(qkv=(q, k, v))
     parts.clear()
     head_dim, dtype = q.shape[-1], q.dtype
-    packs = ops.on_accelerator(q)
+    packs = scores.packs(ops, q)
     pieces = documents.once("gathered", lambda: _pieces(group, documents, packs))
     own, earlier, *chunks = pieces
-    scale = head_dim**-0.5
     gathering = Gathering(ops, group, k, v)
     given = [q, k, v]
     own_keys = [k, v] if earlier else []
     del k, v
-    out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
+    out, lse = own_output(ops, given, own, scores, ops.accumulation_dtype(q))
     if earlier:
-        merge_output(ops, out, lse, q, own_keys, earlier, scale)
+        merge_output(ops, out, lse, q, own_keys, earlier, scores)
     for kv, others in zip(gathering.finish(), chunks, strict=True):
-        merge_output(ops, out, lse, q, list(halves(kv, head_dim)), others, scale)
+        merge_output(ops, out, lse, q, list(halves(kv, head_dim)), others, scores)
     del gathering, kv, q
     saved.keep(lse=lse, pieces=pieces)
     return out.to(dtype).contiguous(), lse
 
 
-def gather_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
+def gather_backward(env: Environment, given: list[Array], group: Group, saved: Saved, scores: Scores) -> list[Array]:
     """Gradients of q, k and v. `given`: gradient and output [batch, seq_local, heads, value_dim], taken out of the list."""
     ops, (grad, out) = env.ops, given
     given.clear()
@@ -89,7 +89,7 @@ def gather_backward(env: Environment, given: list[Array], group: Group, saved: S
     own, earlier, *chunks = saved.take("pieces")
     gathering = Gathering(ops, group, k, v)
     lse = saved.take("lse")
-    inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
+    inputs = AttentionInputs(ops, grad, q, out, lse, scores)
     del grad, out, q, lse
     first, second = own_work_in_two([*own, *earlier], k.shape[2])
     d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.accumulation_dtype(inputs.q))

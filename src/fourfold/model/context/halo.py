@@ -7,6 +7,7 @@ chunk to the next one and the end of its back chunk to the one before, however m
 
 from fourfold.model.context.partial import (
     AttentionInputs,
+    Scores,
     add_key_gradients,
     add_query_gradients,
     halves,
@@ -71,33 +72,32 @@ def _pieces(rank: int, documents: Documents, packs: bool) -> Pieces:
 
 
 def halo_forward(
-    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved
+    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved, scores: Scores
 ) -> tuple[Array, Array]:
     """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim] and the log-sum-exp. Keeps q, k, v and
     the log-sum-exp."""
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
-    head_dim, dtype, packs = q.shape[-1], q.dtype, ops.on_accelerator(q)
+    head_dim, dtype, packs = q.shape[-1], q.dtype, scores.packs(ops, q)
     pieces = documents.once("halo", lambda: _pieces(group.index, documents, packs))
     own, earlier, others = pieces
-    scale = head_dim**-0.5
     assert documents.window is not None
     halo = Halo(ops, group, k, v, documents.window - 1)
     given, own_keys = [q, k, v], [k, v] if earlier else []
     del k, v
-    out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
+    out, lse = own_output(ops, given, own, scores, ops.accumulation_dtype(q))
     if earlier:
-        merge_output(ops, out, lse, q, own_keys, earlier, scale)
+        merge_output(ops, out, lse, q, own_keys, earlier, scores)
     both = halo.finish()
     del halo
-    merge_output(ops, out, lse, q, list(halves(both, head_dim)), others, scale)
+    merge_output(ops, out, lse, q, list(halves(both, head_dim)), others, scores)
     del both, q
     saved.keep(lse=lse, pieces=pieces, reach=documents.window - 1)
     return out.to(dtype).contiguous(), lse
 
 
-def halo_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
+def halo_backward(env: Environment, given: list[Array], group: Group, saved: Saved, scores: Scores) -> list[Array]:
     """Gradients of q, k and v. `given`: gradient and output [batch, seq_local, heads, value_dim], taken out of the list."""
     ops, (grad, out) = env.ops, given
     given.clear()
@@ -105,7 +105,7 @@ def halo_backward(env: Environment, given: list[Array], group: Group, saved: Sav
     head_dim, dtype, reach = q.shape[-1], q.dtype, saved.take("reach")
     own, earlier, others = saved.take("pieces")
     halo = Halo(ops, group, k, v, reach)
-    inputs = AttentionInputs(ops, grad, q, out, saved.take("lse"), head_dim**-0.5)
+    inputs = AttentionInputs(ops, grad, q, out, saved.take("lse"), scores)
     del grad, out, q
     d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.accumulation_dtype(inputs.q))
     both = halo.finish()

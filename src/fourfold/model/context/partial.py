@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fourfold.model.context.pieces import Piece, Span, extent
 from fourfold.model.operations import Array, Format, Operations
@@ -18,29 +18,49 @@ def _covers(pieces: Sequence[Piece], q: Array) -> bool:
     return len(pieces) == 1 and pieces[0].rows == (0, q.shape[0]) and pieces[0].queries == (0, q.shape[1])
 
 
-def _attend(ops: Operations, q: Array, k: Array, v: Array, piece: Piece, scale: float) -> tuple[Array, Array]:
+class Scores(NamedTuple):
+    """How scores come from queries and keys: s = `scale` q k, and with a `cap` c the softmax is of c tanh(s / c)."""
+
+    scale: float
+    cap: float | None = None
+
+    def packs(self, ops: Operations, q: Array) -> bool:
+        """Whether kernels take documents and windows in one launch."""
+        return self.cap is None and ops.on_accelerator(q)
+
+
+def _attend(ops: Operations, q: Array, k: Array, v: Array, piece: Piece, scores: Scores) -> tuple[Array, Array]:
     """A piece's output and log-sum-exp. A square turned over is a causal one of tokens in the other order."""
     q, k, v = part(q, piece.rows, piece.queries), part(k, piece.rows, piece.keys), part(v, piece.rows, piece.keys)
     if piece.mask != "turned":
-        return ops.attend(q, k, v, piece.mask == "causal", scale, piece.documents, piece.window)
-    out, lse = ops.attend(ops.flip(q, 1), ops.flip(k, 1), ops.flip(v, 1), True, scale)
+        return _call(ops, q, k, v, piece.mask == "causal", scores, piece.documents, piece.window)
+    out, lse = _call(ops, ops.flip(q, 1), ops.flip(k, 1), ops.flip(v, 1), True, scores)
     return ops.flip(out, 1), ops.flip(lse, 1)
 
 
+def _call(
+    ops: Operations, q: Array, k: Array, v: Array, causal: bool, scores: Scores, *packed: Any
+) -> tuple[Array, Array]:
+    """`packed`: documents and window, of which there are none where scores are capped."""
+    if scores.cap is None:
+        return ops.attend(q, k, v, causal, scores.scale, *packed)
+    return ops.attend_capped(q, k, v, causal, scores.scale, scores.cap)
+
+
 def own_output(
-    ops: Operations, given: list[Array], pieces: Sequence[Piece], scale: float, dtype: Format
+    ops: Operations, given: list[Array], pieces: Sequence[Piece], scores: Scores, dtype: Format
 ) -> tuple[Array, Array]:
     """Output [batch, tokens, heads, d] in `dtype` and log-sum-exp [batch, tokens, heads] of pieces that hold every query once.
     `given`: q, k and v, taken out of the list."""
     q, k, v = given
     given.clear()
     if _covers(pieces, q):
-        out, lse = _attend(ops, q, k, v, pieces[0], scale)
+        out, lse = _attend(ops, q, k, v, pieces[0], scores)
         return out.to(dtype), lse
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     lse = q.new_empty(q.shape[:-1], dtype=ops.accumulation_dtype(q))
     for piece in ops.repeats(pieces, extent):
-        result = _attend(ops, q, k, v, piece, scale)
+        result = _attend(ops, q, k, v, piece, scores)
         part(out, piece.rows, piece.queries).copy_(result[0])
         part(lse, piece.rows, piece.queries).copy_(result[1])
         del result
@@ -48,14 +68,14 @@ def own_output(
 
 
 def merge_output(
-    ops: Operations, out: Array, lse: Array, q: Array, keys_values: list[Array], pieces: Sequence[Piece], scale: float
+    ops: Operations, out: Array, lse: Array, q: Array, keys_values: list[Array], pieces: Sequence[Piece], scores: Scores
 ) -> None:
     """Adds what the queries get from more keys. out = softmax-weighted mean of two outputs: with l, l' their log-sum-exps the
     second weighs exp(l') / (exp(l) + exp(l')) = sigmoid(l' - l), and the sum's log-sum-exp is logaddexp(l, l')."""
     k, v = keys_values
     keys_values.clear()
     for piece in ops.repeats(pieces, extent):
-        more, more_lse = _attend(ops, q, k, v, piece, scale)
+        more, more_lse = _attend(ops, q, k, v, piece, scores)
         out_part, lse_part = part(out, piece.rows, piece.queries), part(lse, piece.rows, piece.queries)
         with ops.fused():
             weight = (more_lse - lse_part).sigmoid().unsqueeze(-1)
@@ -73,12 +93,12 @@ class AttentionInputs:
     q: Array
     out: Array
     lse: Array
-    scale: float
+    scores: Scores
 
     def of_heads(self, first: int, last: int) -> "AttentionInputs":
         """Views of some heads."""
         grad, q, out, lse = (x[:, :, first:last] for x in (self.grad, self.q, self.out, self.lse))
-        return AttentionInputs(self.ops, grad, q, out, lse, self.scale)
+        return AttentionInputs(self.ops, grad, q, out, lse, self.scores)
 
     def gradients(self, k: Array, v: Array, piece: Piece) -> tuple[Array, Array, Array]:
         """A piece's share of the gradients of its queries, its keys and its values."""
@@ -87,11 +107,18 @@ class AttentionInputs:
         k, v = part(k, rows, keys), part(v, rows, keys)
         if mask != "turned":
             masked = mask == "causal"
-            return self.ops.attend_backward(grad, q, k, v, out, lse, masked, self.scale, documents, window)
+            return self._call((grad, q, k, v, out, lse), masked, documents, window)
         flip = self.ops.flip
         grad, q, k, v, out, lse = (flip(x, 1) for x in (grad, q, k, v, out, lse))
-        d_q, d_k, d_v = self.ops.attend_backward(grad, q, k, v, out, lse, True, self.scale)
+        d_q, d_k, d_v = self._call((grad, q, k, v, out, lse), True)
         return flip(d_q, 1), flip(d_k, 1), flip(d_v, 1)
+
+    def _call(self, given: tuple[Array, ...], causal: bool, *packed: Any) -> tuple[Array, Array, Array]:
+        scale, cap = self.scores
+        grad, q, k, v, out, lse = given
+        if cap is None:
+            return self.ops.attend_backward(grad, q, k, v, out, lse, causal, scale, *packed)
+        return self.ops.attend_capped_backward(grad, q, k, v, out, lse, causal, scale, cap)
 
 
 def own_gradients(inputs: AttentionInputs, keys_values: list[Array], pieces: Sequence[Piece]) -> list[Array]:

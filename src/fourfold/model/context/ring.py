@@ -10,6 +10,7 @@ from functools import partial
 
 from fourfold.model.context.partial import (
     AttentionInputs,
+    Scores,
     add_key_gradients,
     add_query_gradients,
     halves,
@@ -57,7 +58,7 @@ def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
 
 
 def ring_forward(
-    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved
+    env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved, scores: Scores
 ) -> tuple[Array, Array]:
     """`attend_forward` over the ranks of the ring -> [batch, seq_local, heads, value_dim] and the log-sum-exp. Keeps q, k, v and
     the log-sum-exp: nothing grows with the ring."""
@@ -65,29 +66,28 @@ def ring_forward(
     saved.keep(qkv=(q, k, v))
     parts.clear()
     head_dim, dtype = q.shape[-1], q.dtype
-    packs = ops.on_accelerator(q)
+    packs = scores.packs(ops, q)
     steps = documents.once("ring", lambda: _pieces_of_steps(group, documents, packs))
     own, earlier, *others = steps
-    scale = head_dim**-0.5
     rotation = Rotation(group, joined(ops, k, v))
     rotation.start()
     given = [q, k, v]
     own_keys = [k, v] if earlier else []
     del k, v
-    out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
+    out, lse = own_output(ops, given, own, scores, ops.accumulation_dtype(q))
     if earlier:
-        merge_output(ops, out, lse, q, own_keys, earlier, scale)
+        merge_output(ops, out, lse, q, own_keys, earlier, scores)
     for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
         rotation.finish()
         if step + 1 < group.size:
             rotation.start()
-        merge_output(ops, out, lse, q, list(halves(rotation.here, head_dim)), pieces, scale)
+        merge_output(ops, out, lse, q, list(halves(rotation.here, head_dim)), pieces, scores)
     del rotation, q
     saved.keep(lse=lse, steps=steps)
     return out.to(dtype).contiguous(), lse
 
 
-def ring_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
+def ring_backward(env: Environment, given: list[Array], group: Group, saved: Saved, scores: Scores) -> list[Array]:
     """Gradients of q, k and v. `given`: gradient and output [batch, seq_local, heads, value_dim], taken out of the list."""
     ops, (grad, out) = env.ops, given
     given.clear()
@@ -95,7 +95,7 @@ def ring_backward(env: Environment, given: list[Array], group: Group, saved: Sav
     head_dim, dtype = q.shape[-1], q.dtype
     own, earlier, *others = saved.take("steps")
     lse = saved.take("lse")
-    inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
+    inputs = AttentionInputs(ops, grad, q, out, lse, scores)
     del grad, out, q, lse
     first, second = own_work_in_two([*own, *earlier], k.shape[2])
     rotation, sums = Rotation(group, joined(ops, k, v)), Rotation(group)

@@ -37,8 +37,8 @@ class AttentionParameters(Parameters[T]):
 class GroupedAttention(Mixer):
     """`scale`: of the scores, None: 1/sqrt(head_dim). `output_gate`: the output is multiplied by the sigmoid of a gate, which comes
     from the input as queries do (Qwen3-Next). `sinks`: a logit of every head that takes a share of the attention and gives
-    nothing (gpt-oss). `window`: the keys that a query sees at most, itself the last; `chunk`: tokens of the parts of a document
-    within which it sees; None: no limit."""
+    nothing (gpt-oss). `softcap`: scores s become softcap x tanh(s / softcap) (Gemma-2). `window`: the keys that a query sees at
+    most, itself the last; `chunk`: tokens of the parts of a document within which it sees; None: no limit."""
 
     num_heads: int
     num_kv_heads: int
@@ -50,6 +50,7 @@ class GroupedAttention(Mixer):
     scale: float | None = None
     output_gate: bool = False
     sinks: bool = False
+    softcap: float | None = None
     window: int | None = None
     chunk: int | None = None
 
@@ -89,7 +90,7 @@ class GroupedAttention(Mixer):
         heads, kv_heads = self.local_heads(w)
         parts = list(qkv.split((heads, kv_heads, kv_heads), dim=-2))
         del qkv
-        attention = attended(run, parts, self.window, self.chunk, w.sinks)
+        attention = attended(run, parts, self.window, self.chunk, w.sinks, self.softcap)
         return output_forward(run, attention, w.output, residual, w.output_bias, given)
 
     def backward(self, run: Pass, grad: Array, w: AttentionParameters[Weight], source: InputSource) -> Array:
@@ -205,11 +206,16 @@ def spans(window: int | None, chunk: int | None) -> str:
 
 
 def attended(
-    run: Pass, parts: list[Array], window: int | None = None, chunk: int | None = None, sink: Weight | None = None
+    run: Pass,
+    parts: list[Array],
+    window: int | None = None,
+    chunk: int | None = None,
+    sink: Weight | None = None,
+    cap: float | None = None,
 ) -> Array:
     """Causal attention of q, k and v, taken out of the list, as in `attend_forward`."""
     batch = run.batch
-    masks = batch.documents, batch.placement, window, chunk, sink
+    masks = batch.documents, batch.placement, window, chunk, sink, cap
     return attend_forward(run.env, parts, batch.document_lengths, run.saved, *masks)
 
 

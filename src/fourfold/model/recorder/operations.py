@@ -10,6 +10,7 @@ from fourfold.config import ModelConfig
 from fourfold.config.schema import Element, GemmRecipeName
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import RecordedGraph, replay_backward, replay_forward
+from fourfold.model.recorder.capped_attention import capped_backward, capped_forward
 from fourfold.model.recorder.kernels import RecordedLosses, RecordedNorms, RecordedPointwise
 from fourfold.model.recorder.recording import Recording, Region, Storage
 from fourfold.model.recorder.shape_tensor import FORMAT_BYTES, ShapeTensor
@@ -158,6 +159,21 @@ class RecorderOperations:
             tensor.storage.read = self.recording.passes
         d_q, d_k, d_v = (self.make((*y.shape[:-1], width), y.dtype)[..., : y.shape[-1]] for y in (q, k, v))
         return d_q, d_k, d_v
+
+    def attend_capped(
+        self, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor, causal: bool, scale: float, cap: float
+    ) -> tuple[ShapeTensor, ShapeTensor]:
+        self._attend((q, k, v), causal, None, None, backward=False)
+        return capped_forward(self.make, q, k, v, causal, self.accumulation_dtype(q))
+
+    def attend_capped_backward(
+        self, grad: ShapeTensor, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor, out: ShapeTensor, lse: ShapeTensor,
+        causal: bool, scale: float, cap: float,
+    ) -> tuple[ShapeTensor, ShapeTensor, ShapeTensor]:  # fmt: skip
+        self._attend((q, k, v), causal, None, None, backward=True)
+        for tensor in (grad, q, k, v, out, lse):
+            tensor.storage.read = self.recording.passes
+        return capped_backward(self.make, q, k, v, causal, self.accumulation_dtype(q))
 
     def _attend(
         self,

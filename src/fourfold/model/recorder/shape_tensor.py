@@ -119,7 +119,7 @@ class ShapeTensor(ShapeView):
     def square_(self) -> "ShapeTensor":
         return self._map_()
 
-    rsqrt_ = exp_ = neg_ = square_
+    rsqrt_ = exp_ = neg_ = tanh_ = square_
 
     def tril_(self, diagonal: int = 0) -> "ShapeTensor":
         return self._map_()
