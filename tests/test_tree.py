@@ -29,7 +29,6 @@ SHORT = {
     "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",
     "explore/warm.py": "what the process that answers are forks of imports last, by its name alone",
     "kernels/triton_rows.py": "what the Triton kernels of four kinds share; Triton may be missing",
-    "model/kinds/kind.py": "what every kind of layer is handed, below all of them",
     "model/mup.py": "one paper's table of factors, which initialisation and optimizer read",
     "plan/moves/overlap.py": "one move of the search, one file",
     "program/fault.py": "the record that all of the verifier's rules make",

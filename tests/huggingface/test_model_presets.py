@@ -48,6 +48,7 @@ ACTIVE = {
     "deepseek-v3": 37.55e9,
     "kimi-k2": 32.86e9,
     "gpt-oss-20b": 4.19e9,  # "3.61B" and the embedding
+    "qwen3-next-80b-a3b": 3.875e9,
     "llama3-405b": 405.85e9,
 }
 

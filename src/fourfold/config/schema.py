@@ -29,6 +29,7 @@ AttentionBackendName = Literal[
 NormBackendName = Literal["auto", "formula", "torch", "triton"]
 LossBackendName = Literal["auto", "formula", "triton"]
 PointwiseBackendName = Literal["auto", "formula", "triton"]
+RecurrenceBackendName = Literal["auto", "formula", "fla"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
 
 
@@ -203,6 +204,9 @@ class RunSection(Section):
     pointwise_backend: PointwiseBackendName = "auto"
     """Kernels of SwiGLU and rotary position embedding. `formula`: operator by operator; `triton`: fourfold's kernels, on CUDA.
     `auto`: as for `norm_backend`."""
+    recurrence_backend: RecurrenceBackendName = "auto"
+    """Kernels of the gated delta rule (`model.mixer`). `formula`: matmuls of chunks; `fla`: those of flash-linear-attention, on
+    CUDA, where that package is installed. `auto`: as for `norm_backend`."""
     cuda_graphs: bool = False
     """Whether a step is captured as a CUDA graph and replayed, so that the host starts no kernels one by one. For models without
     experts and without `data.document_mask`, with AdamW or SGD. No instruction of a step can then be watched or timed by itself."""

@@ -13,7 +13,7 @@ import torch
 
 from fourfold.checkpoint.manifest import Manifest
 from fourfold.config import RunConfig
-from fourfold.kernels import loss, norm, pointwise
+from fourfold.kernels import loss, norm, pointwise, recurrence
 from fourfold.kernels.attention import kind as attention
 from fourfold.kernels.choose import AgreeingRanks, Chosen, KernelKind, RunStart
 from fourfold.kernels.matmul import kind as matmul
@@ -23,7 +23,14 @@ from fourfold.model.operations import Operations, with_operations
 from fourfold.program import Program
 from fourfold.program.spec import StepSpec
 
-KINDS: tuple[KernelKind[Any], ...] = (attention.KIND, norm.KIND, loss.KIND, pointwise.KIND, matmul.KIND)
+KINDS: tuple[KernelKind[Any], ...] = (
+    attention.KIND,
+    norm.KIND,
+    loss.KIND,
+    pointwise.KIND,
+    matmul.KIND,
+    recurrence.KIND,
+)
 """In the order in which a start chooses, and an event tells, them."""
 
 

@@ -20,7 +20,7 @@ MAX_BYTES = 2**20
 MAX_CASES = 256
 _IDENTIFY = {"vendor_id", "cpu family", "model", "model name", "stepping", "cpu cores", "CPU implementer", "CPU part"}
 """Lines of `/proc/cpuinfo` that tell processors apart."""
-PACKAGES = ("fourfold", "triton", "flash-attn", "flash-attn-3", "flash-attn-4")
+PACKAGES = ("fourfold", "triton", "flash-attn", "flash-attn-3", "flash-attn-4", "flash-linear-attention")
 
 
 class DeviceCase(Protocol):

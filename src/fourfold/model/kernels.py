@@ -1,4 +1,5 @@
-"""Kernels that take the place of segments' formulas: RMSNorm, cross-entropy, SwiGLU, rotary position embedding."""
+"""Kernels that take the place of segments' formulas: RMSNorm, cross-entropy, SwiGLU, rotary position embedding,
+the gated delta rule."""
 
 from typing import Any, Protocol
 
@@ -27,6 +28,22 @@ class NormKernels(Protocol):
     ) -> tuple[Array, Array]:
         """The gradient of x [tokens, n] + `residual` [tokens, n], and that of the weight [n] in the format of sums. `grad` [tokens,
         n] may be overwritten."""
+        ...
+
+
+class RecurrenceKernels(Protocol):
+    """The gated delta rule by other kernels than `model/delta.py`'s formulas, of rows that begin without a state. q, k [rows, seq,
+    key heads, d], v [rows, seq, heads, value] in the compute format, g, b [rows, seq, heads] in that of sums; positions [rows, seq]
+    of tokens in their documents, None: a row is one."""
+
+    def forward(self, q: Array, k: Array, v: Array, g: Array, b: Array, positions: Array | None, /) -> Array:
+        """The output [rows, seq, heads, value]."""
+        ...
+
+    def backward(
+        self, grad: Array, q: Array, k: Array, v: Array, g: Array, b: Array, positions: Array | None, /
+    ) -> tuple[Array, ...]:
+        """Gradients of q, k, v, g and b, in their formats. grad: of the output."""
         ...
 
 

@@ -19,6 +19,7 @@ from fourfold.model.kernels import Array as Array
 from fourfold.model.kernels import LossKernels as LossKernels
 from fourfold.model.kernels import NormKernels as NormKernels
 from fourfold.model.kernels import PointwiseKernels as PointwiseKernels
+from fourfold.model.kernels import RecurrenceKernels as RecurrenceKernels
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
     from fourfold.model.low_precision import Operand
@@ -328,6 +329,11 @@ class Operations(Protocol):
         `model/rope.py`; None: none do."""
         ...
 
+    @property
+    def recurrence(self) -> RecurrenceKernels | None:
+        """Kernels of the gated delta rule that take the place of the formulas in `model/delta.py`; None: none do."""
+        ...
+
     def on_accelerator(self, x: Array) -> bool:
         """Whether x lies on an accelerator, which needs larger matmuls than a processor's cache wants."""
         ...
@@ -349,5 +355,5 @@ class Operations(Protocol):
 
 
 def with_operations(operations: Operations, members: Mapping[str, object]) -> Operations:
-    """A backend with other functions, `norms`, `losses` or `pointwise`, in the place of some of its own, by name."""
+    """A backend with other functions, `norms`, `losses`, `pointwise` or `recurrence`, in the place of some of its own, by name."""
     return cast(Operations, SimpleNamespace(**{**vars(operations), **members}))

@@ -10,7 +10,7 @@ from torch import Tensor
 from fourfold.config.schema import Element
 from fourfold.model.capped_attention import attend_capped as attend_capped
 from fourfold.model.capped_attention import attend_capped_backward as attend_capped_backward
-from fourfold.model.operations import Item, LossKernels, NormKernels, PointwiseKernels
+from fourfold.model.operations import Item, LossKernels, NormKernels, PointwiseKernels, RecurrenceKernels
 from fourfold.model.own.autograd import run_own as run_own
 from fourfold.model.own.autograd import run_own_backward as run_own_backward
 from fourfold.model.torch_attention import attend as attend
@@ -24,6 +24,7 @@ int64, int32, boolean = torch.int64, torch.int32, torch.bool
 norms: NormKernels | None = None
 losses: LossKernels | None = None
 pointwise: PointwiseKernels | None = None
+recurrence: RecurrenceKernels | None = None
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 

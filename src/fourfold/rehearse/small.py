@@ -20,7 +20,14 @@ DOCUMENTS = 400
 _DROPPED_FIRST = ("dp_replicate", "cp", "dp_shard", "tp", "pp")
 """Axes that a small run does without where all together are too many ranks."""
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
-_BACKENDS = ("attention_backend", "norm_backend", "loss_backend", "pointwise_backend", "matmul_backend")
+_BACKENDS = (
+    "attention_backend",
+    "norm_backend",
+    "loss_backend",
+    "pointwise_backend",
+    "matmul_backend",
+    "recurrence_backend",
+)
 Table = dict[str, Any]
 
 

@@ -133,7 +133,7 @@ def _number(value: Any, default: float | None = None) -> Any:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
 
-CHOICES = {"loss": "cross-entropy", "pointwise": "SwiGLU and rotary embedding"}
+CHOICES = {"loss": "cross-entropy", "pointwise": "SwiGLU and rotary embedding", "recurrence": "gated delta rule"}
 """The work that a back end was chosen for, where the event's kind does not say it (`kernels.kinds`)."""
 
 

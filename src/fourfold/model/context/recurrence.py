@@ -11,13 +11,18 @@ from collections.abc import Sequence
 
 from fourfold.model import delta
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.operations import Array, Operations
+from fourfold.model.operations import Array, Operations, RecurrenceKernels
 from fourfold.model.parallel import Group, Parallel
 
 
 def stretches(parallel: Parallel) -> int:
     """The rows that a row's tokens on this rank make."""
     return 1 if parallel.context is None else 2
+
+
+def by_kernels(env: Environment) -> RecurrenceKernels | None:
+    """Kernels that compute the rule; None: the formulas, as where states pass between ranks."""
+    return env.ops.recurrence if env.parallel.context is None else None
 
 
 class Line:
@@ -63,6 +68,10 @@ def recurrence_forward(env: Environment, given: Sequence[Array], positions: Arra
     """The rule's output [rows, seq, heads, value]. `given`: q, k, v, g, b as in `delta.in_chunks`, two rows for each of the
     microbatch where the sequence is split."""
     ops = env.ops
+    kernels = by_kernels(env)
+    if kernels is not None:
+        q, k, v, g, b = given
+        return kernels.forward(q, k, v, g, b, positions)
     chunks = delta.in_chunks(ops, given, positions)
     solved = delta.solved(ops, chunks)
     if env.parallel.context is None:
@@ -83,6 +92,13 @@ def recurrence_backward(
 ) -> tuple[Array, ...]:
     """Gradients of q, k, v, g and b. grad [rows, seq, heads, value] of the output."""
     ops = env.ops
+    kernels = by_kernels(env)
+    if kernels is not None:
+        q, k, v, g, b = given
+        gradients = kernels.backward(grad, q, k, v, g, b, positions)
+        del q, k, v, g, b
+        with ops.fused():
+            return tuple(ops.upcast(x) for x in gradients)
     chunks = delta.in_chunks(ops, given, positions)
     with ops.fused():
         cut = delta.cut(ops, grad, chunks.sizes)

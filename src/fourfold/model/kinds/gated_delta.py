@@ -12,7 +12,7 @@ the sizes of a key and of a value, r = H / G, c = 2 d + r v channels of a key he
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from fourfold.model.context.recurrence import recurrence_backward, recurrence_forward, stretches
+from fourfold.model.context.recurrence import by_kernels, recurrence_backward, recurrence_forward, stretches
 from fourfold.model.convolution import (
     add_in_front,
     convolve,
@@ -211,6 +211,8 @@ class GatedDelta(Mixer):
             q.mul_(size**-0.5)
             v = ops.copy(self._by_head(active[..., 2 * size :])).flatten(2, 3)
             del active
+            if by_kernels(run.env) is not None:
+                q, k, v = (x.to(seen.mixed.dtype) for x in (q, k, v))
         with ops.fused():
             b = ops.upcast(seen.strengths).sigmoid().flatten(2)
             steps = ops.softplus(self._steps(run, seen, w))

@@ -1,7 +1,7 @@
 """The kernels that take the place of formulas (`fourfold.kernels`), on shape-only tensors: each reads what it takes once and writes
 what it gives once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fourfold.model.recorder.shape_tensor import ShapeTensor
 
@@ -94,3 +94,77 @@ class RecordedPointwise:
 
     def rotate_into(self, x: ShapeTensor, out: ShapeTensor, cos: ShapeTensor, sin: ShapeTensor, inverse: bool) -> None:
         _kernel((x, cos, sin), out)
+
+
+CHUNK = 64
+"""Tokens of a chunk of flash-linear-attention's kernels."""
+Matmuls = Callable[[ShapeTensor, ShapeTensor], ShapeTensor]
+
+
+class RecordedRecurrence:
+    """`RecurrenceKernels` as flash-linear-attention's chunked kernels are: what each reads from and writes to memory, its matmuls,
+    and what lives between them. Key heads are copied to all value heads; states of chunks are made again in backward."""
+
+    def __init__(self, matmuls: Matmuls) -> None:
+        self._matmuls = matmuls
+
+    def forward(
+        self, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor, g: ShapeTensor, b: ShapeTensor, positions: object
+    ) -> ShapeTensor:
+        out = v.make(v.shape)
+        self._forward(self._chunks(q, v), self._chunks(k, v), self._chunks(v, v))
+        return out
+
+    def backward(
+        self,
+        grad: ShapeTensor,
+        q: ShapeTensor,
+        k: ShapeTensor,
+        v: ShapeTensor,
+        g: ShapeTensor,
+        b: ShapeTensor,
+        positions: object,
+    ) -> tuple[ShapeTensor, ...]:
+        out = tuple(x.make(x.shape) for x in (q, k, v, g, b))
+        queries, keys, values = (self._chunks(x, v) for x in (q, k, v))
+        updates, states = self._forward(queries, keys, values)
+        multiply, given = self._matmuls, values.make(values.shape)
+        scores = multiply(queries, keys.transpose(1, 2))
+        d_updates = multiply(scores.transpose(1, 2), given)  # by the output
+        d_states = multiply(queries.transpose(1, 2), given)  # three matmuls of each chunk in the chain of states
+        multiply(keys, d_states)
+        multiply(keys.transpose(1, 2), d_updates)
+        d_queries = multiply(given, states.transpose(1, 2))
+        d_keys = multiply(updates, d_states.transpose(1, 2))
+        pairs = multiply(given, updates.transpose(1, 2))
+        multiply(pairs, keys)
+        multiply(pairs.transpose(1, 2), queries)
+        inner = multiply(d_updates, updates.transpose(1, 2))  # through the solved system
+        multiply(inner, keys)
+        multiply(inner.transpose(1, 2), d_updates)
+        multiply(d_updates, states.transpose(1, 2))
+        _kernel((d_queries, d_keys, d_updates), out[0])
+        return out
+
+    def _chunks(self, x: ShapeTensor, v: ShapeTensor) -> ShapeTensor:
+        """[rows, seq, heads or key heads, n] -> [rows x heads x chunks, C, n], copied where heads are."""
+        rows, tokens, heads, width = x.shape
+        made = x.make((rows * v.shape[2] * -(-tokens // CHUNK), CHUNK, width))
+        if heads != v.shape[2]:
+            _kernel((x,), made)
+        return made
+
+    def _forward(self, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor) -> tuple[ShapeTensor, ShapeTensor]:
+        """U and the states in which chunks begin."""
+        multiply = self._matmuls
+        system = multiply(k, k.transpose(1, 2))
+        multiply(system, system)  # its inverse
+        erasing, written = multiply(system, k), multiply(system, v)
+        del system
+        states = multiply(k.transpose(1, 2), written)
+        updates = multiply(erasing, states)
+        del erasing, written
+        scores = multiply(q, k.transpose(1, 2))
+        multiply(scores, updates)
+        multiply(q, states)
+        return updates, states

@@ -11,7 +11,7 @@ from fourfold.config.schema import Element, GemmRecipeName
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import RecordedGraph, replay_backward, replay_forward
 from fourfold.model.recorder.capped_attention import capped_backward, capped_forward
-from fourfold.model.recorder.kernels import RecordedLosses, RecordedNorms, RecordedPointwise
+from fourfold.model.recorder.kernels import RecordedLosses, RecordedNorms, RecordedPointwise, RecordedRecurrence
 from fourfold.model.recorder.recording import Recording, Region, Storage
 from fourfold.model.recorder.shape_tensor import FORMAT_BYTES, ShapeTensor
 from fourfold.model.work import Attention, ElementwisePart
@@ -39,6 +39,7 @@ class RecorderOperations:
         self.norms = RecordedNorms() if kernels else None
         self.losses = RecordedLosses() if kernels else None
         self.pointwise = RecordedPointwise() if kernels else None
+        self.recurrence = RecordedRecurrence(self.matmuls) if accelerator else None
 
     def outside(self, shape: Sequence[int], dtype: str) -> ShapeTensor:
         """One whose memory is somebody else's: weights, inputs, tables."""

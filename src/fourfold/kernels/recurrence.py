@@ -1,0 +1,178 @@
+"""The gated delta rule: the formulas of `model/delta.py`, or the kernels of the package flash-linear-attention (Yang & Zhang 2024)
+where it is installed. A processor has the formulas alone.
+
+The package is called by its public function, and its backward by autograd, so that any of its versions will do. It forgets what was
+before a document by a decay that leaves nothing of it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from fourfold.kernels.backend import Backend, is_installed
+from fourfold.kernels.check import BOUNDS, row_faults
+from fourfold.kernels.timed import TimedKind
+from fourfold.model import delta, torch_operations
+from fourfold.model.operations import RecurrenceKernels
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.program.spec import StepSpec
+
+CHECKED_TOKENS = 192
+FORGOTTEN = -100.0
+"""The logarithm of the decay in front of a document: nothing of fp32 is left, and sums of it stay exact enough."""
+
+
+@dataclass(frozen=True)
+class RecurrenceCase:
+    """A run's gated delta rule on one rank: `rows` sequences of `tokens`, heads of `width` and of `value` numbers."""
+
+    rows: int
+    tokens: int
+    key_heads: int
+    heads: int
+    width: int
+    value: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class FormulaRecurrence:
+    """The formulas, called as kernels are."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None) -> Tensor:
+        chunks = delta.in_chunks(torch_operations, _upcast(q, k, v, g, b), positions)
+        solved = delta.solved(torch_operations, chunks)
+        found = delta.states(torch_operations, chunks, solved, delta.initial_state(chunks))
+        out: Tensor = delta.output(torch_operations, chunks, solved, found)
+        return out.to(v.dtype)
+
+    @staticmethod
+    def backward(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ops = torch_operations
+        chunks = delta.in_chunks(ops, _upcast(q, k, v, g, b), positions)
+        solved, cut = delta.solved(ops, chunks), delta.cut(ops, _upcast(grad)[0], chunks.sizes)
+        begun = delta.states(ops, chunks, solved, delta.initial_state(chunks)).begun
+        reads = delta.reads(ops, chunks, cut)
+        at_ends = delta.ends(ops, chunks, solved, reads, delta.initial_state(chunks))
+        found = delta.gradients(ops, chunks, solved, reads, begun, cut, at_ends)
+        return tuple(x.to(like.dtype) for x, like in zip(found, (q, k, v, g, b), strict=True))
+
+
+class PackageRecurrence:
+    """flash-linear-attention's kernels."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None) -> Tensor:
+        rule = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+        copies = v.shape[2] // q.shape[2]
+        if copies > 1:
+            q, k = (x.repeat_interleave(copies, 2) for x in (q, k))
+        if positions is not None:
+            g = g.masked_fill((positions == 0).unsqueeze(-1), FORGOTTEN)
+        out: Tensor = rule(q, k, v, g, b.to(v.dtype), scale=1.0, output_final_state=False)[0]
+        return out
+
+    @staticmethod
+    def backward(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, g, b)]
+        with torch.enable_grad():
+            out = PackageRecurrence.forward(leaves[0], leaves[1], leaves[2], leaves[3], leaves[4], positions)
+        return torch.autograd.grad(out, leaves, grad.to(out.dtype))
+
+
+def _upcast(*given: Tensor) -> list[Tensor]:
+    return [torch_operations.upcast(x) for x in given]
+
+
+def _package_refuses(case: RecurrenceCase) -> str | None:
+    if case.device.type != "cuda":
+        return "it runs on CUDA"
+    if case.dtype not in (torch.bfloat16, torch.float16):
+        return "its kernels are of 16 bits"
+    return None if is_installed("fla") else "the package flash-linear-attention is not installed"
+
+
+FORMULA: Backend[RecurrenceCase] = Backend("formula")
+PACKAGE = Backend("fla", {"recurrence": PackageRecurrence()}, _package_refuses, title="flash-linear-attention")
+BACKENDS = {backend.name: backend for backend in (FORMULA, PACKAGE)}
+"""By name, in the order that decides between equals."""
+
+
+def recurrence_of(backend: Backend[RecurrenceCase]) -> RecurrenceKernels:
+    return backend.operations.recurrence or FormulaRecurrence()
+
+
+def case_of(spec: StepSpec, device: torch.device) -> RecurrenceCase:
+    """The recurrence of one microbatch on one rank."""
+    layout, model = spec.layout, spec.model
+    heads = (model.delta_key_heads // layout.tp, model.delta_value_heads // layout.tp)
+    sizes = (model.delta_key_dim, model.delta_value_dim)
+    tokens = layout.sequence_length // layout.cp
+    return RecurrenceCase(layout.microbatch_sequences, tokens, *heads, *sizes, torch_dtype(spec.compute), device)
+
+
+def _small(case: RecurrenceCase) -> RecurrenceCase:
+    return replace(case, rows=1, tokens=min(case.tokens, CHECKED_TOKENS))
+
+
+def timed(backend: Backend[RecurrenceCase], case: RecurrenceCase) -> Callable[[], object]:
+    """A forward and a backward of the case."""
+    kernels, inputs = recurrence_of(backend), _inputs(case)
+    return lambda: _results(kernels, inputs, None)
+
+
+def _results(kernels: RecurrenceKernels, inputs: list[Tensor], positions: Tensor | None) -> list[Tensor]:
+    """The output, and gradients of q, k, v, g and b. `inputs`: grad, q, k, v, g, b."""
+    grad, q, k, v, g, b = inputs
+    return [kernels.forward(q, k, v, g, b, positions), *kernels.backward(grad, q, k, v, g, b, positions)]
+
+
+def _faults(backend: Backend[RecurrenceCase], case: RecurrenceCase) -> Iterator[str]:
+    kernels, inputs = recurrence_of(backend), _inputs(case)
+    number = torch.arange(case.tokens, device=case.device)
+    cut = case.tokens // 3
+    documents = torch.where(number < cut, number, number - cut).expand(case.rows, -1)
+    names = ("gradient of q", "gradient of k", "gradient of v", "gradient of decays", "gradient of strengths")
+    for positions in (None, documents):
+        exact = [x.double() for x in inputs]
+        right, found = _results(FormulaRecurrence(), exact, positions), _results(kernels, inputs, positions)
+        for name, ours, theirs in zip(("output", *names), found, right, strict=True):
+            yield from row_faults(name, ours.flatten(1), theirs.flatten(1), BOUNDS[case.dtype])
+
+
+def _inputs(case: RecurrenceCase) -> list[Tensor]:
+    """Seeded grad, q, k, v, g, b."""
+    generator = torch.Generator(case.device).manual_seed(0)
+
+    def draw(heads: int, *width: int, dtype: torch.dtype = case.dtype) -> Tensor:
+        shape = (case.rows, case.tokens, heads, *width)
+        return torch.randn(shape, generator=generator, dtype=dtype, device=case.device)
+
+    sums = torch.promote_types(case.dtype, torch.float32)
+    q, k = (torch.nn.functional.normalize(draw(case.key_heads, case.width), dim=-1) for _ in range(2))
+    grad, v = draw(case.heads, case.value), draw(case.heads, case.value)
+    return [grad, q, k, v, -draw(case.heads, dtype=sums).abs() / 8, draw(case.heads, dtype=sums).sigmoid()]
+
+
+KIND = TimedKind(
+    work="gated delta rule",
+    name="recurrence",
+    option="recurrence_backend",
+    file="recurrence.json",
+    backends=BACKENDS,
+    case_of=case_of,
+    small=_small,
+    faults=_faults,
+    timed=timed,
+    refuses=lambda model: (
+        None if any(each.mixer == "gated_delta" for each in model.layer_configs) else "the model has no recurrence"
+    ),
+)
