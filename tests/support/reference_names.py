@@ -32,6 +32,8 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if key in theirs:
         view = seen_as_ours(key, theirs)
         return theirs[key] if view is None else view(theirs[key])
+    if ".linear_attn.conv_" in name:
+        return _convolution(name, theirs)
     renamed = _renamed(name, theirs)
     if renamed is not None:
         return renamed
@@ -39,8 +41,6 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return theirs[_TABLES[name]]
     if ".shared_experts." in name:  # Qwen3-Next has one, of any width
         return theirs[name.replace("shared_experts", "shared_expert")]
-    if ".linear_attn.conv_" in name:
-        return _convolution(name, theirs)
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
     assert match is not None, name
     layer, part, kind = match.groups()
