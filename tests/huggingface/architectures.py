@@ -18,6 +18,8 @@ MLA: dict[str, Any] = {
 }
 YARN = YarnScaling(factor=40.0, original_max_position=64, mscale=1.0, mscale_all_dim=1.0)
 LONGER = {"factor": 8.0, "original_max_position": 8, "attention_factor": 1.25}
+SHORT, LONG = (1.0, 1.25, 1.5, 1.75), (1.5, 3.0, 6.5, 9.0)
+LONGROPE: dict[str, Any] = {"factor": 3.0, "original_max_position": 32, "attention_factor": 1.1}
 STATED: dict[str, dict[str, Any]] = {
     "mixtral": {**DIMENSIONS, "num_kv_heads": 2, "num_experts": 8, "top_k": 2, "balance_loss": 0.02},
     "mixtral tied, windowed": {
@@ -75,6 +77,15 @@ STATED: dict[str, dict[str, Any]] = {
         "exceptions": [{"layers": [0, 1, 3], "sliding_window": 0}],
     },
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
+    "llama with yarn and its factor": {
+        **DIMENSIONS, "yarn_scaling": YarnScaling(factor=40.0, original_max_position=32, attention_factor=1.25),
+    },
+    "llama with linear scaling": {**DIMENSIONS, "linear_scaling": 3.0},
+    "llama with dynamic scaling": {**DIMENSIONS, "dynamic_scaling": 3.0, "max_position": 64},
+    "llama with longrope": {
+        **DIMENSIONS, "longrope_scaling": {**LONGROPE, "short_factor": SHORT, "long_factor": LONG}, "max_position": 96,
+    },
+    "deepseek_v3 with linear scaling": {**MLA, "family": "deepseek_v3", "linear_scaling": 3.0},
 }  # fmt: skip
 
 

@@ -6,7 +6,14 @@ from typing import Any, get_args
 import pytest
 
 from fourfold.config import ModelConfig, ModelSection, UserError
-from fourfold.config.model_config import LAYER_KEYS, LayerConfig, LayerException, RopeScaling, YarnScaling
+from fourfold.config.model_config import (
+    LAYER_KEYS,
+    LayerConfig,
+    LayerException,
+    LongRopeScaling,
+    RopeScaling,
+    YarnScaling,
+)
 from fourfold.export.job import WRITTEN, unwritten
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import to_config
@@ -17,6 +24,9 @@ from tests.huggingface.architectures import MODELS
 TABLES = {
     "rope_scaling": RopeScaling(factor=2.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64),
     "yarn_scaling": YarnScaling(factor=2.0, original_max_position=64),
+    "longrope_scaling": LongRopeScaling(
+        short_factor=(1.0, 2.0), long_factor=(2.0, 3.0), original_max_position=8, factor=2.0
+    ),
     "exceptions": (LayerException(layers=(0,), rope_theta=3.0),),
     "family": "custom",
     "block": "python:a:b",

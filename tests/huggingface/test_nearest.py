@@ -195,9 +195,14 @@ NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         ("wobble: not read", "attention_dropout: there is no dropout", "rotary positions of a part"),
     ),
     "scaling of another kind": (
-        {"model_type": "new", "rope_scaling": {"type": "linear", "factor": 4.0}, "layer_norm_epsilon": 1e-3},
+        {"model_type": "new", "rope_scaling": {"type": "proportional", "factor": 4.0}, "layer_norm_epsilon": 1e-3},
         {"norm_eps": 1e-3},
-        ("rotary scaling is left out (rope_type = 'linear' is not supported)",),
+        ("rotary scaling is left out (rope_type = 'proportional' is not supported)",),
+    ),
+    "scaling by one factor": (
+        {"model_type": "new", "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"linear_scaling": 4.0},
+        (),
     ),
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from fourfold.config.model_config import (
     WITH_OFF,
     LayerConfig,
     LayerException,
+    LongRopeScaling,
     ModelConfig,
     RopeScaling,
     YarnScaling,
@@ -30,6 +31,9 @@ OTHER: dict[str, Any] = {
     "rope_scaling": RopeScaling(factor=2.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8),
     "yarn_scaling": YarnScaling(factor=2.0, original_max_position=8),
     "linear_scaling": 2.0,
+    "longrope_scaling": LongRopeScaling(
+        short_factor=(1.0, 2.0, 3.0), long_factor=(2.0, 3.0, 4.0), original_max_position=8, factor=2.0
+    ),
 }
 """A value of each key that the model does not have."""
 

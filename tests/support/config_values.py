@@ -32,12 +32,21 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }  # fmt: skip
 _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2.0, 3.0, 5.0, 9.0],
+}
 _WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
     "llama scaled": ("llama", {"rope_parameters": _LLAMA3}),
     "llama yarn": ("llama", {"rope_parameters": _YARN}),
+    "llama linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+    "llama dynamic": ("llama", {"rope_parameters": _DYNAMIC}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral windowed": ("mistral", {"sliding_window": 16}),
     "qwen2": ("qwen2", {}),
@@ -62,6 +71,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "phi3": ("phi3", {"sliding_window": None}),
     "qwen3_next": ("qwen3_next", _QWEN_NEXT),
+    "phi3 long": (
+        "phi3",
+        {"sliding_window": None, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},
+    ),
 }
 """Families and keys of valid folders."""
 _STRINGS: dict[str, tuple[str, ...]] = {
@@ -72,6 +85,7 @@ _STRINGS: dict[str, tuple[str, ...]] = {
 }
 OTHERS: dict[str, tuple[Any, ...]] = {
     "is_causal": (False, True), "partial_rotary_factor": (0.5, 1.0), "attention_chunk_size": (16,), "rope_theta": (5e5, None),
+    "original_max_position_embeddings": (8, 48),
     "rope_scaling": (
         None, {"type": "linear", "factor": 2.0}, {"rope_type": "dynamic", "factor": 2.0}, {**_YARN},
         {"rope_type": "default"}, {"type": "default"}, {"factor": 8.0}, {**_LLAMA3}, [], {**_YARN, "attention_factor": 0.5},

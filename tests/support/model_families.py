@@ -95,6 +95,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "balance_bias_speed": 0.01,
         "mtp_layers": 1,
     },
+    "phi3 with longrope": {
+        "family": "phi3",
+        "num_layers": 5,
+        "num_kv_heads": 2,
+        "rotary_fraction": 0.75,
+        "longrope_scaling": {
+            "short_factor": [1.0, 1.25, 1.5],
+            "long_factor": [1.5, 2.75, 9.0],
+            "original_max_position": 6,
+            "factor": 5.0,
+        },
+        "max_position": 48,
+    },
     "deepseek_v3 of Kimi-K2": {
         "family": "kimi_k2",
         "num_layers": 5,

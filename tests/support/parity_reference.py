@@ -21,7 +21,7 @@ from tests.support.double import compute_in_double
 from tests.support.modules_ahead import ModulesAhead
 from tests.support.mup_reference import mup_groups
 from tests.support.parity_runs import STEPS, global_batch
-from tests.support.reference_names import seen_as_ours, view_of
+from tests.support.reference_names import fused_rows, seen_as_ours, view_of
 from tests.support.reference_optimizers import REFERENCES
 
 
@@ -88,7 +88,7 @@ def _reference(table: dict[str, Any]) -> Record:
     model_config = resolve_model(config.model)
     spec = resolve_step(config, model_config, resolve_layout(config, model_config))
     dtype = torch_dtype(spec.compute)
-    model = reference_model(model_config, dtype)
+    model = reference_model(_of_rows(model_config, config.batch.sequence_length), dtype)
     for module in model.modules():  # recurrences are computed in fp32 there, whatever their format
         if type(module).__name__.endswith("GatedDeltaNet") and dtype == torch.float64:
             module.forward = in_double(module.forward, sys.modules[type(module).__module__])
@@ -110,6 +110,8 @@ def _reference(table: dict[str, Any]) -> Record:
             parameter.head_rows = (model_config.nope_head_dim, model_config.value_head_dim)
         elif name.endswith("q_b_proj.weight"):
             parameter.head_rows = (model_config.head_dim,)
+        elif name.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
+            parameter.fused_rows = fused_rows(name, parameters)
     decayed = [p for name, p in parameters.items() if p.dim() > 1 and not name.endswith("bias")]
     plain = [p for name, p in parameters.items() if p.dim() == 1 or name.endswith("bias")]
     section = config.optimizer
@@ -148,6 +150,15 @@ def _reference(table: dict[str, Any]) -> Record:
     record.parameters = {name: view_of(name, parameters).data.clone() for name in parts}
     record.biases = routing.biases()
     return record
+
+
+def _of_rows(model: ModelConfig, length: int) -> ModelConfig:
+    """The model with the frequencies of rows of this length, whatever it is given. transformers is given a document at a time, and
+    takes LongRoPE's factors by its length; a run takes them by that of its rows."""
+    scaling = model.longrope_scaling
+    if scaling is None or length <= scaling.original_max_position:
+        return model
+    return replace(model, longrope_scaling=scaling.model_copy(update={"short_factor": scaling.long_factor}))
 
 
 def transformers_config(model: ModelConfig) -> dict[str, Any]:

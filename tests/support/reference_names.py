@@ -25,6 +25,12 @@ _PARTS = {
 }
 _FUSED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}
 
+_ROWS = {
+    **{part: ("self_attn.qkv_proj", place) for part, place in _FUSED.items()},
+    "mlp.gate_proj": ("mlp.gate_up_proj", 0),
+}
+_ROWS["mlp.up_proj"] = ("mlp.gate_up_proj", 1)
+
 
 def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Our parameter `name` in a model's tensors by their own names. GPT-2's matrices are [in, out], and q, k, v one of them."""
@@ -44,6 +50,10 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
     assert match is not None, name
     layer, part, kind = match.groups()
+    if part in _ROWS and f"model.layers.{layer}.{_ROWS[part][0]}.weight" in theirs:
+        fused, place = _ROWS[part]
+        full = theirs[f"model.layers.{layer}.{fused}.weight"]
+        return full.split(fused_rows(f"model.layers.{layer}.{fused}.weight", theirs))[place]
     prefix = f"transformer.h.{layer}."
     if part in _FUSED:
         full = theirs[f"{prefix}attn.c_attn.{kind}"]
@@ -86,3 +96,12 @@ def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:
     if key.endswith("_bias"):
         return lambda tensor: tensor.unflatten(-1, (-1, 2)).mT
     return lambda tensor: tensor.unflatten(-1, (-1, 2)).permute(0, 3, 2, 1)
+
+
+def fused_rows(name: str, theirs: Mapping[str, torch.Tensor]) -> list[int]:
+    """The rows of each matrix that one of Phi-3's tensors holds, one below another."""
+    rows = theirs[name].shape[0]
+    if name.endswith("gate_up_proj.weight"):
+        return [rows // 2] * 2
+    queries = theirs[name.replace("qkv_proj", "o_proj")].shape[1]
+    return [queries, *[(rows - queries) // 2] * 2]

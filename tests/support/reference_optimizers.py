@@ -61,8 +61,8 @@ def plain_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 class _Muon(torch.optim.Optimizer):
     """Muon on the matrices of a transformers model, AdamW on the rest, of which those of one row are too. The tables are those with
     a row for each token of the first parameter's, the embedding; stacked experts [experts, 2 ffn, hidden] are gates above
-    up-projections. A parameter's `head_rows` are the rows of the matrices that each of its heads has; its `view_as_ours` is how
-    experts that lie otherwise are seen so."""
+    up-projections. A parameter's `head_rows` are the rows of the matrices that each of its heads has, its `fused_rows` those of the
+    matrices that are one on disk; its `view_as_ours` is how experts that lie otherwise are seen so."""
 
     def __init__(self, groups: Groups, section: Any) -> None:
         super().__init__(groups, {})
@@ -92,6 +92,8 @@ class _Muon(torch.optim.Optimizer):
                 continue
             if weight.dim() == 3 and weight.shape[2] == self._hidden:
                 parts = direction.chunk(2, dim=1)
+            elif hasattr(weight, "fused_rows"):
+                parts = direction.split(weight.fused_rows)
             elif section.per_head and hasattr(weight, "head_rows"):
                 parts = direction.view(-1, sum(weight.head_rows), weight.shape[1]).split(weight.head_rows, dim=1)
             step = torch.cat([self._ratio(*part.shape[-2:]) * plain_orthogonal(part) for part in parts], dim=-2)

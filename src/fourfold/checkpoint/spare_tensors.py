@@ -117,7 +117,7 @@ def _is_frequencies(name: str, model: ModelConfig, reader: Reader) -> bool:
     tolerance = 1e-5 if found.dtype in (torch.float32, torch.float64) else 1e-2
     return any(
         found.shape == wanted.shape and torch.allclose(found.float(), wanted, rtol=tolerance, atol=0)
-        for wanted in (rope_frequencies(rope, scaled) for rope in ropes_of(model) for scaled in (True, False))
+        for wanted in (rope_frequencies(rope, scaled=scaled) for rope in ropes_of(model) for scaled in (True, False))
     )
 
 

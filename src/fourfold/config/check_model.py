@@ -101,14 +101,20 @@ def _attention_spans(model: ModelConfig) -> str | None:
 
 
 def _rotary_scaling(model: ModelConfig) -> str | None:
-    scaling, yarn = model.rope_scaling, model.yarn_scaling
-    if scaling is not None and yarn is not None:
-        return "model.rope_scaling and model.yarn_scaling are both stated; keep one of them"
-    if sum((scaling is not None, yarn is not None, model.linear_scaling != 1)) > 1:
-        return "model.linear_scaling is stated beside another scaling of rotary frequencies; a value that works: 1.0"
-    if model.positions == "learned" and (scaling or yarn or model.linear_scaling != 1):
-        key = "rope_scaling" if scaling else "yarn_scaling" if yarn else "linear_scaling"
-        return f'model.{key} needs rotary positions; leave it out, or state positions = "rope"'
+    scaling, yarn, long = model.rope_scaling, model.yarn_scaling, model.longrope_scaling
+    stated = [key for key in ("rope_scaling", "yarn_scaling", "longrope_scaling") if getattr(model, key) is not None]
+    stated += [key for key in ("linear_scaling", "dynamic_scaling") if getattr(model, key) != 1]
+    if len(stated) > 1:
+        return f"model.{stated[0]} and model.{stated[1]} are both stated; keep one of them"
+    if model.positions == "learned" and stated:
+        return f'model.{stated[0]} needs rotary positions; leave it out, or state positions = "rope"'
+    pairs = (model.rope_head_dim if model.is_mla else int(model.head_dim * model.rotary_fraction)) // 2
+    for key in ("short_factor", "long_factor") if long is not None else ():
+        if len(getattr(long, key)) != pairs:
+            return (
+                f"model.longrope_scaling: {key} has {len(getattr(long, key))} factors, and {2 * pairs} elements of a head are "
+                f"rotated; allowed: {pairs} factors"
+            )
     if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
         return (
             f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is not below high_freq_factor = "

@@ -55,6 +55,26 @@ class YarnScaling(Section):
     """Factor of cosines and sines (OLMo-3). Left out: it follows from the weights."""
 
 
+Factors = Annotated[tuple[Positive, ...], Field(strict=False)]
+
+
+class LongRopeScaling(Section):
+    """LongRoPE (Ding et al. 2024), as Phi-3 has it: each frequency is divided by a factor of its own, and cosines and sines are
+    multiplied by `attention_factor`, whatever the sequence's length."""
+
+    short_factor: Factors
+    """Divisors where sequences have up to `original_max_position` tokens: one for each pair of rotated elements."""
+    long_factor: Factors
+    """Divisors where `batch.sequence_length` is more."""
+    original_max_position: Annotated[int, Gt(1)]
+    """Positions of the model before scaling [tokens]."""
+    factor: Positive
+    """How many times longer the context becomes."""
+    attention_factor: Positive | None = None
+    """Factor of cosines and sines. Left out: sqrt(1 + ln(`factor`) / ln(`original_max_position`)), and 1 where `factor` is less
+    than 1."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
     """The keys that a layer may have of its own: see `exceptions`."""
@@ -77,6 +97,8 @@ class LayerConfig:
     """YaRN's scaling of rotary frequencies; not together with another scaling."""
     linear_scaling: Positive = 1.0
     """Divisor of all rotary frequencies (Chen et al. 2023). Default: 1."""
+    longrope_scaling: LongRopeScaling | None = None
+    """LongRoPE's scaling of rotary frequencies (Phi-3, Phi-4); not together with another scaling."""
 
 
 class _Places(Section):
@@ -165,6 +187,9 @@ class ModelConfig(LayerConfig):
 
     rotary_fraction: Annotated[float, Gt(0), Le(1)] = 1.0
     """Part of a head's elements that are rotated, the first ones (GLM-4.5). Default: 1."""
+    dynamic_scaling: Positive = 1.0
+    """Factor of the NTK-aware scaling that grows with a sequence beyond `max_position`. It changes nothing in training, whose
+    sequences are not longer. Default: 1."""
     rope_interleave: bool = False
     """Whether rotary pairs are neighbours (DeepSeek) instead of half a head apart. Default: false."""
     qkv_bias: bool = False

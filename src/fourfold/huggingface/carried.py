@@ -15,7 +15,7 @@ from fourfold.huggingface.families import FAMILIES
 from fourfold.huggingface.family import SCALINGS
 from fourfold.huggingface.resolve import resolve_model
 
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings")
 _WINDOW = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
 _OURS = ("architectures", "model_type", "dtype", "torch_dtype")
 _NOT_CARRIED = ("quantization_config", "transformers_version", "_name_or_path", "auto_map")

@@ -12,7 +12,13 @@ TRAINING = frozenset(
     | {"balance_loss", "z_loss", "capacity_factor", "mtp_loss"}
 )
 """Keys of `ModelConfig` that any family may have: they change nothing that its weights compute, or stand in each `config.json`."""
-SCALINGS = {"rope_scaling": "llama3", "yarn_scaling": "yarn", "linear_scaling": "linear"}
+SCALINGS = {
+    "rope_scaling": "llama3",
+    "yarn_scaling": "yarn",
+    "linear_scaling": "linear",
+    "dynamic_scaling": "dynamic",
+    "longrope_scaling": "longrope",
+}
 """Our keys of scaled rotary frequencies, with their names in `config.json`."""
 FALSE = (False, None)
 """Allowed values of a key that must be false, null or left out."""
@@ -88,7 +94,7 @@ class Family:
     may: tuple[str, ...] = ()
     by_layer: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    rope_types: tuple[str, ...] = ("default", "llama3", "yarn", "linear")
+    rope_types: tuple[str, ...] = ("default", *SCALINGS.values())
     ropes: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     departs: Callable[[ModelConfig], dict[str, Any]] = _nothing
     states: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

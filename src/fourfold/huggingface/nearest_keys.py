@@ -221,7 +221,7 @@ def _rotary(raw: AskedKeys, family: str, values: dict[str, Any], differences: li
         differences.append("rotary positions of a part of each head as of all of it")
     stated = {"rope_parameters": {**_table(raw, "rope_scaling"), **parameters, "partial_rotary_factor": 1}}
     try:
-        read_rope(stated, found, ("default", "llama3", "yarn"), source)
+        read_rope(stated, found, ("default", "llama3", "yarn", "linear", "dynamic"), source)
     except UserError as error:
         if error.key == "rope_theta":
             raise

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
-from fourfold.config.model_config import ModelConfig, RopeScaling, YarnScaling
+from fourfold.config.model_config import LongRopeScaling, ModelConfig, RopeScaling, YarnScaling
 from fourfold.huggingface.key import number, require, require_one_value
 
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -19,7 +19,7 @@ FULL = "full_attention"
 
 
 def read_rope(raw: Mapping[str, Any], values: dict[str, Any], types: tuple[str, ...], source: str) -> None:
-    """Fills `rope_theta` and `rope_scaling` or `yarn_scaling`. `types`: the kinds of scaling that the family has. Raises
+    """Fills `rope_theta` and the key of its scaling. `types`: the kinds of scaling that the family has. Raises
     `UserError` for another kind."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(raw.get(key) or {}, dict):
@@ -41,6 +41,8 @@ def read_rope(raw: Mapping[str, Any], values: dict[str, Any], types: tuple[str, 
     if rope.get("rope_theta") is not None:
         values["rope_theta"] = number(rope["rope_theta"], "rope_theta", source, float)
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if raw.get(_ORIGINAL) is not None:  # beside the table it counts, whatever stands in it
+        rope[_ORIGINAL] = raw[_ORIGINAL]
     if "rotary_fraction" in values and rope.get(_PART) is not None:
         stated = {_PART: raw.get(_PART), f"rope_parameters' {_PART}": rope[_PART]}
         require_one_value(stated, tuple(stated), source)
@@ -53,8 +55,10 @@ def read_rope(raw: Mapping[str, Any], values: dict[str, Any], types: tuple[str, 
         values["rope_scaling"] = _llama3(rope, source)
     elif kind == "yarn":
         values["yarn_scaling"] = _yarn(rope, source)
-    elif kind == "linear":
-        values["linear_scaling"] = number(rope.get("factor"), "factor", source, float)
+    elif kind == "longrope":
+        values["longrope_scaling"] = _longrope(rope, values.get("max_position"), source)
+    elif kind in ("linear", "dynamic"):
+        values[f"{kind}_scaling"] = number(rope.get("factor"), "factor", source, float)
 
 
 def read_ropes(
@@ -113,7 +117,7 @@ def _meaning(table: dict[str, Any]) -> dict[str, Any]:
 def _llama3(rope: dict[str, Any], source: str) -> RopeScaling:
     for key, example in _LLAMA31.items():
         if key not in rope:
-            raise UserError(f"{source}: rope scaling 'llama3' lacks the key {key!r}; Llama 3.1 has {example}")
+            raise UserError(f"{source}: rope_type = 'llama3' lacks the key {key!r}; Llama 3.1 has {example}")
     return RopeScaling(
         factor=number(rope["factor"], "factor", source, float),
         low_freq_factor=number(rope["low_freq_factor"], "low_freq_factor", source, float),
@@ -125,7 +129,7 @@ def _llama3(rope: dict[str, Any], source: str) -> RopeScaling:
 def _yarn(rope: dict[str, Any], source: str) -> YarnScaling:
     for key, example in (("factor", 40.0), (_ORIGINAL, 4096)):
         if rope.get(key) is None:
-            raise UserError(f"{source}: rope scaling 'yarn' lacks the key {key!r}; DeepSeek-V3 has {example}")
+            raise UserError(f"{source}: rope_type = 'yarn' lacks the key {key!r}; DeepSeek-V3 has {example}")
     require(rope, "truncate", (True, False), source)
     values: dict[str, Any] = {"truncate": rope.get("truncate", True)}
     for key in ("beta_fast", "beta_slow"):
@@ -140,6 +144,27 @@ def _yarn(rope: dict[str, Any], source: str) -> YarnScaling:
     if factor < 1:
         raise UserError(f"{source}: rope scaling's factor = {factor} is not supported; allowed: at least 1")
     return YarnScaling(factor=factor, original_max_position=number(rope[_ORIGINAL], _ORIGINAL, source, int), **values)
+
+
+def _longrope(rope: dict[str, Any], max_position: Any, source: str) -> LongRopeScaling:
+    """`max_position`: of the stretched model, which says by how much it is where no factor does."""
+    values: dict[str, Any] = {}
+    for key in ("short_factor", "long_factor"):
+        if not isinstance(rope.get(key), list):
+            raise UserError(
+                f"{source}: rope_type = 'longrope': {key} = {shortened(rope.get(key))} must be a list of positive numbers"
+            )
+        values[key] = tuple(number(each, key, source, float) for each in rope[key])
+    longest = number(max_position, "max_position_embeddings", source, int)
+    original = number(rope.get(_ORIGINAL) or longest, _ORIGINAL, source, int)
+    if original < 2:
+        raise UserError(
+            f"{source}: {_ORIGINAL} = {original} is not supported for rope_type = 'longrope'; allowed: at least 2"
+        )
+    for key, usual in (("factor", longest / original), ("attention_factor", None)):
+        stated = usual if rope.get(key) is None else rope[key]
+        values[key] = None if stated is None else number(stated, key, source, float)
+    return LongRopeScaling(original_max_position=original, **values)
 
 
 def write_rope(model: ModelConfig) -> dict[str, Any]:
@@ -159,8 +184,15 @@ def write_rope(model: ModelConfig) -> dict[str, Any]:
         if stated["truncate"]:  # as where it is left out
             del stated["truncate"]
         scaling = {"rope_type": "yarn", **stated}
+    elif model.longrope_scaling is not None:
+        stated = model.longrope_scaling.model_dump(exclude_none=True)
+        stated[_ORIGINAL] = stated.pop("original_max_position")
+        lists = {key: [*stated.pop(key)] for key in ("short_factor", "long_factor")}
+        scaling = {"rope_type": "longrope", **stated, **lists}
     elif model.linear_scaling != 1:
         scaling = {"rope_type": "linear", "factor": model.linear_scaling}
+    elif model.dynamic_scaling != 1:
+        scaling = {"rope_type": "dynamic", "factor": model.dynamic_scaling}
     if model.rotary_fraction != 1:
         scaling[_PART] = model.rotary_fraction
     return {

@@ -80,7 +80,7 @@ def _rope(model: ModelConfig) -> Rope | None:
     if model.positions != "rope":
         return None
     width = model.rope_head_dim if model.is_mla else rotated_width(model)
-    scaling = model.yarn_scaling or model.rope_scaling
+    scaling = model.yarn_scaling or model.rope_scaling or model.longrope_scaling
     return Rope(width, model.rope_theta, scaling, model.rope_interleave, model.linear_scaling)
 
 

@@ -1,10 +1,10 @@
 """Rotary position embedding (Su et al. 2021): pairs of a head's elements turned by angles that grow with the position; and the
-factors by which YaRN (Peng et al. 2023) scales cosines and scores for a longer context."""
+factors by which YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024) scale cosines and scores for a longer context."""
 
 import math
 from dataclasses import dataclass
 
-from fourfold.config.model_config import RopeScaling, YarnScaling
+from fourfold.config.model_config import LongRopeScaling, RopeScaling, YarnScaling
 from fourfold.model.operations import Array, Operations
 
 
@@ -15,7 +15,7 @@ class Rope:
 
     width: int
     theta: float = 10000.0
-    scaling: RopeScaling | YarnScaling | None = None
+    scaling: RopeScaling | YarnScaling | LongRopeScaling | None = None
     interleave: bool = False
     divisor: float = 1.0
 
@@ -23,6 +23,8 @@ class Rope:
     def table_scale(self) -> float:
         """The factor of cosines and sines."""
         scaling = self.scaling
+        if isinstance(scaling, LongRopeScaling):
+            return _longrope_scale(scaling)
         if not isinstance(scaling, YarnScaling):
             return 1.0
         if scaling.attention_factor is not None:
@@ -65,6 +67,12 @@ def rotate_into(ops: Operations, x: Array, out: Array, cos: Array, sin: Array, i
     out_first.addcmul_(second, sin, value=-1)
     ops.multiply_into(first, sin, out_second)
     out_second.addcmul_(second, cos)
+
+
+def _longrope_scale(scaling: LongRopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return math.sqrt(1 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_max_position))
 
 
 def _magnitude(factor: float, mscale: float) -> float:

@@ -48,6 +48,19 @@ def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
             f"rotated part; allowed: qk_rope_head_dim = {values.get('rope_head_dim')}, or leave it out"
         )
     require_same_layers(raw, values, source)
+    for table in (
+        raw.get("rope_parameters") or {},
+        raw.get("rope_scaling") or {},
+    ):  # of any kind it scales the scores there
+        if (
+            table.get("mscale_all_dim")
+            and values.get("yarn_scaling") is None
+            and table.get("rope_type", "default") != "default"
+        ):
+            raise UserError(
+                f"{source}: rope scaling's mscale_all_dim = {shortened(table['mscale_all_dim'])} is not supported for rope_type = "
+                f"{table['rope_type']!r}; allowed: 0, or leave it out"
+            )
     if values.get("first_dense_layers", 0) >= values.get("num_layers", 0):  # no layer has experts
         for key in (*(key.ours for key in _EXPERTS), "router"):
             values.pop(key, None)
@@ -89,7 +102,6 @@ DEEPSEEK_V3 = Family(
     may=("router", "balance_bias_speed"),
     usual={"router": "sigmoid", "rope_interleave": True, "norm_eps": 1e-6},
     needs=("key_value_rank",),
-    rope_types=("default", "llama3", "yarn"),  # transformers scales scores too where rotary embedding is scaled
     departs=_departs,
     balance_bias=True,
 )

@@ -107,5 +107,6 @@ GEMMA3 = Family(
     may=("attention_scale", "sliding_window", "rope_theta"),
     by_layer=("sliding_window", *ROPE_KEYS),
     ropes=_ROPES,
+    rope_types=("default", "llama3", "yarn", "linear"),  # of each kind of layer
     departs=_departs,
 )

@@ -73,5 +73,6 @@ OLMO3 = Family(
     may=("sliding_window", "rope_theta"),
     by_layer=("sliding_window", *ROPE_KEYS),
     ropes=_ROPES,
+    rope_types=("default", "llama3", "yarn", "linear"),  # of each kind of layer
     departs=two_kinds,
 )
