@@ -37,7 +37,7 @@ _MLA: dict[str, Any] = {
     "family": "deepseek_v3", "top_k": 3, "num_shared_experts": 2, "moe_ffn_size": 24,
 }  # fmt: skip
 _NOT_SAVED = {"mtp_layers": 0, "balance_bias_speed": 0}
-"""transformers writes no modules of multi-token prediction, and no speed."""
+"""transformers writes no MTP modules, and no speed."""
 STATED: dict[str, dict[str, Any]] = {
     "mixtral": {**_SIZES, "num_experts": 4, "top_k": 2, "num_kv_heads": 2},
     "qwen3_moe": {

@@ -79,7 +79,7 @@ def test_transformers_reads_the_same_configuration(base: str, tmp_path: Path) ->
 
 
 def test_kimi_k2_is_written_as_the_deepseek_v3_that_it_is(tmp_path: Path) -> None:
-    """Its own name needs Python of the folder, which is not carried; transformers knows no class of that name."""
+    """The name needs Python of the folder, which is not carried; transformers knows no class of it."""
     more = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
     model = original(tmp_path / "in", "deepseek_v3 yarn", **more)
     out = exported(tmp_path / "in", model, tmp_path / "out")

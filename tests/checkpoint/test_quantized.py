@@ -66,7 +66,7 @@ def test_any_part_is_value_times_scale(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3 of Kimi-K2"])
 def test_values_are_those_of_transformers_to_the_bit(name: str, scales: torch.dtype, tmp_path: Path) -> None:
-    """Its formula wants sizes that blocks divide."""
+    """The formula there wants sizes that blocks divide."""
     model = MODELS[name]
     quantized(tmp_path, model, (2, 2))
     tensors = load_file(tmp_path / "model.safetensors")
@@ -82,8 +82,8 @@ def test_values_are_those_of_transformers_to_the_bit(name: str, scales: torch.dt
 
 
 @pytest.mark.parametrize("modules", [0, 1])
-def test_a_module_of_multi_token_prediction_in_fp8(modules: int, tmp_path: Path) -> None:
-    """As DeepSeek-V3 is released: read where the model has it, named where it has not."""
+def test_an_mtp_module_in_fp8(modules: int, tmp_path: Path) -> None:
+    """DeepSeek-V3 is released so: read where the model has it, named where it has not."""
     model = resolve_model(ModelSection(**{**STATED["deepseek_v3"], "mtp_layers": 1}))
     on_disk = quantized(tmp_path, model, (4, 4))
     model = replace(model, mtp_layers=modules)

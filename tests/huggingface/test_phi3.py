@@ -47,7 +47,7 @@ def test_the_released_config(tmp_path: Path) -> None:
 
 
 def test_a_long_model(tmp_path: Path) -> None:
-    """As microsoft/Phi-3-mini-128k-instruct states it."""
+    """microsoft/Phi-3-mini-128k-instruct states it so."""
     model = resolve_model(_section(tmp_path, **LONG, rope_scaling=LONGROPE))
     scaling = model.longrope_scaling
     assert scaling is not None
@@ -64,7 +64,7 @@ def test_a_long_model(tmp_path: Path) -> None:
 
 
 def test_a_model_of_whose_heads_a_part_is_rotated(tmp_path: Path) -> None:
-    """As microsoft/Phi-4-mini-instruct states it."""
+    """microsoft/Phi-4-mini-instruct states it so."""
     changes = {"partial_rotary_factor": 0.75, "num_key_value_heads": 8, "num_attention_heads": 24}
     short = {key: LONGROPE[key] for key in ("short_factor", "long_factor")}
     model = resolve_model(_section(tmp_path, **LONG, **changes, rope_scaling={"type": "longrope", **short}))
