@@ -40,20 +40,17 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return theirs[key] if view is None else view(theirs[key])
     if ".linear_attn.conv_" in name:
         return _convolution(name, theirs)
-    renamed = _renamed(name, theirs)
-    if renamed is not None:
-        return renamed
-    if name in _TABLES:
+    if name in _TABLES and _TABLES[name] in theirs:
         return theirs[_TABLES[name]]
-    if ".shared_experts." in name:  # Qwen3-Next has one, of any width
-        return theirs[name.replace("shared_experts", "shared_expert")]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
-    assert match is not None, name
-    layer, part, kind = match.groups()
+    layer, part, kind = match.groups() if match is not None else ("", "", "")
     if part in _ROWS and f"model.layers.{layer}.{_ROWS[part][0]}.weight" in theirs:
         fused, place = _ROWS[part]
         full = theirs[f"model.layers.{layer}.{fused}.weight"]
         return full.split(fused_rows(f"model.layers.{layer}.{fused}.weight", theirs))[place]
+    renamed = _renamed(name, theirs)
+    if renamed is not None:
+        return renamed
     prefix = f"transformer.h.{layer}."
     if part in _FUSED:
         full = theirs[f"{prefix}attn.c_attn.{kind}"]
