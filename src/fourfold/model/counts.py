@@ -25,7 +25,7 @@ def step_flops_per_token(
 ) -> float:
     """Model FLOPs of one training step per token: 6 for each weight of a matmul that the token passes (forward 2, backward 4), and
     attention, 6 * num_layers * num_heads * (key + value width) * sequence_length for the full matrix (Chowdhery et al. 2022,
-    appendix B), less where layers have windows. Six for each of a mixer's `state_products`. An MTP module is a block with a
+    appendix B), less where layers have windows. Three times a mixer's `state_flops`. An MTP module is a block with a
     projection, and one more pass over the unembedding. A person's own block counts the matmuls and the attention of its trace.
 
     `convention`, a `FlopsConvention`: `causal` counts half of the attention matrix, `full` all of it; `hardware` is `full`
@@ -43,7 +43,7 @@ def step_flops_per_token(
     else:
         widths = model.head_dim + (model.value_head_dim if model.is_mla else model.head_dim)
         mixers = [layer.mixer for layer in layers_of(model) if layer is not None]
-        blocks += sum(mixer.state_products for mixer in mixers)
+        blocks += sum(mixer.state_flops for mixer in mixers) / 2
         seen = sum(seen_keys(sequence_length, mixer.window, mixer.chunk) for mixer in mixers if mixer.attends)
         attention = 2.0 * model.num_heads * widths * seen
     if convention == "causal":

@@ -86,10 +86,11 @@ class Saved:
         """Whether a backward follows."""
         return self._keeps
 
-    def keep(self, **arrays: Array) -> None:
+    def keep(self, **arrays: Array | None) -> None:
+        """Keeps those that are there."""
         if self._keeps:
             for name, array in arrays.items():
-                if name not in self._rebuilt:
+                if name not in self._rebuilt and array is not None:
                     self._arrays[self._part, name] = array
 
     def take(self, name: str) -> Array:

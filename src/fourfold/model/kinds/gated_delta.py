@@ -86,9 +86,9 @@ class GatedDelta(Mixer):
         }
 
     @property
-    def state_products(self) -> int:
+    def state_flops(self) -> int:
         """A token erases from the state, writes to it and reads it."""
-        return 3 * self.num_value_heads * self.key_head_dim * self.value_head_dim
+        return 6 * self.num_value_heads * self.key_head_dim * self.value_head_dim
 
     @property
     def copies(self) -> int:
@@ -128,8 +128,7 @@ class GatedDelta(Mixer):
         del projected
         before = in_front(env, seen.mixed, self.kernel)
         inputs = self._rule_inputs(run, seen, w, before)
-        if before is not None:
-            saved.keep(halo=before)
+        saved.keep(halo=before)
         del before
         recurred = recurrence_forward(env, inputs, positions_of(run.batch, run.parallel), saved)
         inputs.clear()

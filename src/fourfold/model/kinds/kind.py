@@ -1,4 +1,4 @@
-"""What every kind of layer has: the inputs of its pass beside its own tensors, and what others ask of a mixer."""
+"""A kind of layer: the inputs of its pass beside its own tensors, and a mixer as others see it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,11 +35,11 @@ class Mixer:
     """The half of a layer in which a token sees others. A kind is a frozen dataclass whose fields are the sizes that it computes
     with: two that are equal are recorded and priced once.
 
-    What others ask: `words`, for people; `divided`, sizes that a degree of tensor parallelism must divide, by the keys of a run
+    Others ask for `words`, for people; `divided`, sizes that a degree of tensor parallelism must divide, by the keys of a run
     file; `features`, numbers of a token on a rank that meet in a matmul, which formats of 8 bits scale together, by what they are;
     `attends`, whether tokens see each other by scores, within `window` and `chunk`, turned by `rope`: a mixer that does not reads
-    them in order, in zig-zag, with their places in documents; `state_products`, multiplications of a token beside those of
-    weights."""
+    them in order, in zig-zag, with their places in documents; `state_flops`, FLOPs of a token's forward beside those of matmuls
+    with weights."""
 
     attends: bool = True
     rope: Rope | None = None
@@ -59,11 +59,11 @@ class Mixer:
         return {}
 
     @property
-    def state_products(self) -> int:
+    def state_flops(self) -> int:
         return 0
 
     def declare(self, widths: Widths) -> Any:
-        """Its parameters, as a `Parameters[Declared]` of its own."""
+        """A record of parameters, a `Parameters[Declared]` of the kind's own."""
         raise NotImplementedError
 
     def forward(self, run: Pass, given: list[Array], w: Any, residual: Array | None = None) -> Array:

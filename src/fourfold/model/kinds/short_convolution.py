@@ -8,16 +8,8 @@ Tensor parallelism splits channels. Symbols: T tokens of a microbatch, t those w
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fourfold.model import convolution as conv
 from fourfold.model.context.recurrence import stretches
-from fourfold.model.convolution import (
-    add_in_front,
-    convolve,
-    convolve_backward,
-    in_front,
-    padded,
-    positions_of,
-    split_gradient,
-)
 from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, column, row
@@ -36,13 +28,15 @@ class ShortConvolutionParameters(Parameters[T]):
     taps: T
 
 
+Weights = ShortConvolutionParameters[Weight]
+
+
 @dataclass(frozen=True)
 class ShortConvolution(Mixer):
     """`kernel`: tokens that a token sees, itself the last."""
 
     hidden_size: int
     kernel: int = 3
-
     attends = False
 
     @property
@@ -57,8 +51,8 @@ class ShortConvolution(Mixer):
         return {"model.hidden_size / tp": self.hidden_size // tp}
 
     @property
-    def state_products(self) -> int:
-        return self.kernel * self.hidden_size
+    def state_flops(self) -> int:
+        return 2 * self.kernel * self.hidden_size
 
     def declare(self, widths: Widths) -> ShortConvolutionParameters[Declared]:
         size, hidden, std = self.hidden_size, widths.hidden, widths.std
@@ -68,30 +62,22 @@ class ShortConvolution(Mixer):
             taps=ParameterSpec("conv.conv.weight", (size, 1, self.kernel), std, True, 0),
         )
 
-    def forward(
-        self, run: Pass, given: list[Array], w: ShortConvolutionParameters[Weight], residual: Array | None = None
-    ) -> Array:
+    def forward(self, run: Pass, given: list[Array], w: Weights, residual: Array | None = None) -> Array:
         projected = run.env.gemms.linear(gather_tokens(given.pop(), run.parallel).wait(), w.projection.data)
         b, c, x = self._split(run, projected)
-        run.saved.keep(projected=projected)
-        del projected
-        seen = b * x
-        front = in_front(run.env, seen, self.kernel)
-        if front is not None:
-            run.saved.keep(front=front)
+        front = conv.in_front(run.env, seen := b * x, self.kernel)
+        run.saved.keep(projected=projected, front=front)
         flat = self._gated(run, seen, front, c, w)
-        del b, c, x, seen, front
+        del projected, b, c, x, seen, front
         run.saved.keep(gated_output=flat)
         return row_parallel(run.env, flat, w.output, residual)
 
-    def backward(self, run: Pass, grad: Array, w: ShortConvolutionParameters[Weight], source: InputSource) -> Array:
+    def backward(self, run: Pass, grad: Array, w: Weights, source: InputSource) -> Array:
         env, ops, saved = run.env, run.ops, run.saved
         arriving = gather_tokens(grad, run.parallel)
-        projected, front = saved.take("projected"), saved.take_if_kept("front")
-        b, c, x = self._split(run, projected)
-        seen = b * x
-        flat = saved.take_if_kept("gated_output")
-        if flat is None:
+        b, c, x = self._split(run, projected := saved.take("projected"))
+        seen, front = b * x, saved.take_if_kept("front")
+        if (flat := saved.take_if_kept("gated_output")) is None:
             flat = self._gated(run, seen, front, c, w)
         full = arriving.wait()
         w.output.add_matmul(env.gemms, full, flat)
@@ -101,40 +87,34 @@ class ShortConvolution(Mixer):
         into = projected.new_empty(projected.shape)
         d_b, d_c, d_x = self._split(run, into)
         with ops.fused():
-            tokens, taps, positions = (
-                padded(ops, seen, front, self.kernel),
-                self._taps(run, w),
-                positions_of(run.batch, run.parallel),
-            )
-            d_c.copy_(convolve(ops, tokens, taps, positions).mul_(gradient))
-            d_tokens, d_taps = convolve_backward(ops, ops.upcast(gradient) * c, tokens, taps, positions)
+            tokens, taps = conv.padded(ops, seen, front, self.kernel), self._taps(run, w)
+            positions = conv.positions_of(run.batch, run.parallel)
+            d_c.copy_(conv.convolve(ops, tokens, taps, positions).mul_(gradient))
+            d_tokens, d_taps = conv.convolve_backward(ops, ops.upcast(gradient) * c, tokens, taps, positions)
             d_seen = d_tokens.new_empty(seen.shape)
-            before = [split_gradient(env, d_tokens, d_seen)]
+            before = [conv.split_gradient(env, d_tokens, d_seen)]
             w.taps.add(d_taps.permute(2, 1, 0).contiguous())
             del gradient, tokens, taps, positions, d_tokens, d_taps, seen, front
-        add_in_front(env, before, d_seen)
+        conv.add_in_front(env, before, d_seen)
         with ops.fused():
             d_b.copy_(d_seen * x)
             d_x.copy_(d_seen * b)
-            del d_seen
         given = [into]
-        del into, d_b, d_c, d_x, b, c, x, projected
+        del into, d_seen, d_b, d_c, d_x, b, c, x, projected
         return column_backward(env, w.projection, None, given, source)
 
     def _split(self, run: Pass, projected: Array) -> tuple[Array, ...]:
         """b, c and x [rows, seq, 1, n], as views of [T, 3 n]."""
         rows = run.batch.tokens.shape[0] * stretches(run.parallel)
-        return projected.view(rows, -1, 1, projected.shape[1]).chunk(3, dim=-1)
+        return projected.unflatten(0, (rows, -1)).unsqueeze(2).chunk(3, dim=-1)
 
-    def _taps(self, run: Pass, w: ShortConvolutionParameters[Weight]) -> Array:
+    def _taps(self, run: Pass, w: Weights) -> Array:
         """[kernel, 1, n] in the accumulation format."""
         return run.ops.upcast(w.taps.data).permute(2, 1, 0)
 
-    def _gated(
-        self, run: Pass, seen: Array, front: Array | None, c: Array, w: ShortConvolutionParameters[Weight]
-    ) -> Array:
+    def _gated(self, run: Pass, seen: Array, front: Array | None, c: Array, w: Weights) -> Array:
         """c * conv(b * x) [T, n]."""
         with run.ops.fused():
-            tokens = padded(run.ops, seen, front, self.kernel)
-            out = convolve(run.ops, tokens, self._taps(run, w), positions_of(run.batch, run.parallel))
+            tokens = conv.padded(run.ops, seen, front, self.kernel)
+            out = conv.convolve(run.ops, tokens, self._taps(run, w), conv.positions_of(run.batch, run.parallel))
             return out.mul_(c).to(c.dtype).view(-1, c.shape[-1])
