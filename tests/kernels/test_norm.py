@@ -76,15 +76,21 @@ def test_the_choice_is_recorded(tmp_path: Path, corpus: Path, option: str, part:
 
 
 @pytest.mark.parametrize(
-    ("model", "problem"),
+    ("option", "model", "problem"),
     [
-        pytest.param({}, "it runs on CUDA", marks=pytest.mark.rest, id="rms"),
-        pytest.param({"norm": "layer"}, "the model has LayerNorms", id="layer"),
+        pytest.param("norm_backend", {}, "it runs on CUDA", marks=pytest.mark.rest, id="rms"),
+        pytest.param("norm_backend", {"norm": "layer"}, "the model has LayerNorms", id="layer"),
+        pytest.param(
+            "attention_backend", {"attention_softcap": 50.0}, "a formula computes", marks=pytest.mark.rest, id="capped"
+        ),
     ],
 )
-def test_a_run_that_names_one_in_vain_ends(tmp_path: Path, corpus: Path, model: dict[str, Any], problem: str) -> None:
-    out = make_run(tmp_path / "run", corpus, run={"norm_backend": "triton", "device": "cpu"}, model=model)
+def test_a_run_that_names_one_in_vain_ends(
+    tmp_path: Path, corpus: Path, option: str, model: dict[str, Any], problem: str
+) -> None:
+    out = make_run(tmp_path / "run", corpus, run={option: "triton", "device": "cpu"}, model=model)
     codes, errors = finish(start_training(out, 1))
     assert codes == [2]
-    assert f'run.norm_backend = "triton": {problem}; allowed: ' in errors[0]
+    assert f'run.{option} = "triton": {problem}' in errors[0]
+    assert "; allowed: " in errors[0]
     assert "Traceback" not in errors[0]

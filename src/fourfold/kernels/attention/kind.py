@@ -287,4 +287,7 @@ KIND = TimedKind(
     small=_small,
     faults=_faults,
     timed=timed,
+    refuses=lambda model: (
+        "a formula computes the scores that model.attention_softcap caps" if model.attention_softcap else None
+    ),
 )
