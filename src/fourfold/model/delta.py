@@ -69,7 +69,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Solved:
-    """What the chain of states reads: I + A [.., C, C] (its strictly lower part), (I + A)^-1 b V [.., C, value], in whose place the
+    """Inputs of the chain of states: I + A [.., C, C] (its strictly lower part), (I + A)^-1 b V [.., C, value], in whose place the
     chain puts U, (I + A)^-1 b e^G K [.., C, d] and e^{G_C - G} K [.., C, d]."""
 
     system: Array
@@ -80,7 +80,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class States:
-    """What the chain of states leaves: those in which chunks begin [.., d, value], and that at the end [sequences, d, value]."""
+    """States: those in which chunks begin [.., d, value], and that at the end [sequences, d, value]."""
 
     begun: Array
     end: Array
@@ -137,11 +137,11 @@ def cut(ops: Operations, x: Array, sizes: Sizes) -> Array:
     rows, tokens, own, width = x.shape
     shape, copies = (rows, own, sizes.heads // own, tokens, width), sizes.heads // own
     seen = x.permute(0, 2, 1, 3).unsqueeze(2).expand(*shape)
-    filled = x.new_empty((rows, own, copies, sizes.chunks * sizes.chunk, width))
-    filled[..., :tokens, :].copy_(seen)
+    out = x.new_empty((rows, own, copies, sizes.chunks * sizes.chunk, width))
+    out[..., :tokens, :].copy_(seen)
     if sizes.chunks * sizes.chunk > tokens:
-        filled[..., tokens:, :].zero_()
-    return filled.view(sizes.sequences * sizes.chunks, sizes.chunk, width)
+        out[..., tokens:, :].zero_()
+    return out.view(sizes.sequences * sizes.chunks, sizes.chunk, width)
 
 
 def _joined(x: Array, sizes: Sizes, heads: int) -> Array:
@@ -158,7 +158,7 @@ def initial_state(c: Chunks) -> Array:
 
 
 def solved(ops: Operations, c: Chunks) -> Solved:
-    """What runs for all chunks at once, before the chain of states."""
+    """Matmuls and solutions of all chunks at once, before the chain of states."""
     width, value = c.k.shape[-1], c.v.shape[-1]
     system = ops.matmuls(c.k, c.k.transpose(1, 2))
     with ops.fused():
@@ -240,7 +240,7 @@ def _scores(ops: Operations, c: Chunks) -> Array:
 
 @dataclass(frozen=True)
 class Reads:
-    """What the chain of gradients of states reads: P [.., C, C], dU by the output [.., C, value], in whose place the chain puts all
+    """Inputs of the chain of gradients of states: P [.., C, C], dU by the output [.., C, value], in whose place the chain puts all
     of dU; and the gradient of each chunk's state by its reading [.., d, value]."""
 
     scores: Array
@@ -249,7 +249,7 @@ class Reads:
 
 
 def reads(ops: Operations, c: Chunks, grad: Array) -> Reads:
-    """What runs for all chunks at once, before the chain of gradients. grad [.., C, value] of the output in chunks."""
+    """Matmuls of all chunks at once, before the chain of gradients. grad [.., C, value] of the output in chunks."""
     scores = _scores(ops, c)
     updates = ops.matmuls(scores.transpose(1, 2), grad)
     with ops.fused():

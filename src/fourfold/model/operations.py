@@ -92,8 +92,8 @@ class Operations(Protocol):
         ...
 
     def solve(self, matrices: Array, given: Array, upper: bool = False) -> Array:
-        """(I + strictly lower, or upper, part of matrices [n, m, m])^-1 @ given [n, m, p] -> [n, m, p], columns being dense. What
-        stands elsewhere in the matrices is not read."""
+        """(I + strictly lower, or upper, part of matrices [n, m, m])^-1 @ given [n, m, p] -> [n, m, p], columns being dense.
+        Nothing else of the matrices is read."""
         ...
 
     def matmul_into(self, a: Array, b: Array, out: Array) -> None:

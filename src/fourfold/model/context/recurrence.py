@@ -2,10 +2,10 @@
 
 A rank of context parallelism has two stretches of every row: part u of the front chunk and of the back chunk of its ring rank, u
 being its place among the ranks that exchange heads for attention (zig-zag; `ContextParallel`). A stretch stands as a row of its
-own. What it makes of the state S before it is A S + B (`delta.carried`): the ranks bring all A and B together, small beside the
-tokens, and each folds what stands before its own stretches. Backward does the same from the other end: with G the gradient of the
-state behind a stretch, that of the state before it is A^T G + C. So it is exact whatever the number of ranks. The tokens that a
-convolution reads in front of a stretch are brought together too."""
+own. It leaves the state A S + B where S was the state before it (`delta.carried`): the ranks bring all A and B together, small
+beside the tokens, and each folds what stands before its own stretches. Backward does the same from the other end: with G the
+gradient of the state behind a stretch, that of the state before it is A^T G + C. So it is exact whatever the number of ranks. The
+tokens that a convolution reads in front of a stretch are brought together too."""
 
 from collections.abc import Sequence
 

@@ -190,9 +190,9 @@ class GatedDelta(Mixer):
         rows, (groups, heads) = run.batch.tokens.shape[0] * stretches(run.parallel), self._heads(w)
         values = self.copies * self.value_head_dim
         x = projected.view(rows, -1, projected.shape[-1])
-        wide, narrow = x.split((groups * (self.channels + values), 2 * heads), dim=-1)
-        mixed, gate = wide.unflatten(-1, (groups, -1)).split((self.channels, values), dim=-1)
-        strengths, decays = narrow.unflatten(-1, (groups, -1)).split((self.copies, self.copies), dim=-1)
+        of_heads, of_gates = x.split((groups * (self.channels + values), 2 * heads), dim=-1)
+        mixed, gate = of_heads.unflatten(-1, (groups, -1)).split((self.channels, values), dim=-1)
+        strengths, decays = of_gates.unflatten(-1, (groups, -1)).split((self.copies, self.copies), dim=-1)
         return _Projected(mixed, gate, strengths, decays)
 
     def _rule_inputs(
@@ -237,7 +237,7 @@ class GatedDelta(Mixer):
         return taps
 
     def _channels(self, taps: Array) -> tuple[Array, ...]:
-        """Those of q, of k and of v, as views."""
+        """The channels of q, of k and of v, as views."""
         size = self.key_head_dim
         return taps.split((size, size, self.channels - 2 * size), dim=-1)
 
