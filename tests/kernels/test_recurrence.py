@@ -1,6 +1,7 @@
-"""Back ends of the gated delta rule: the formulas hold their own check, and the package is called right."""
+"""Back ends of the gated delta rule: the formulas hold their own check, the package is called right, and layers call either."""
 
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -8,10 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from fourfold.config import ModelConfig
 from fourfold.kernels import recurrence
 from fourfold.kernels.backend import Backend
-from fourfold.kernels.recurrence import BACKENDS, KIND, PackageRecurrence, RecurrenceCase
+from fourfold.kernels.recurrence import BACKENDS, KIND, FormulaRecurrence, PackageRecurrence, RecurrenceCase
+from fourfold.model import torch_operations
+from fourfold.model.environment import Environment
+from fourfold.model.footprint import Shape, segment_footprint
+from fourfold.model.operations import with_operations
+from fourfold.model.spec import build_segments
 from tests.model.test_delta import by_tokens
+from tests.support.plain_model import PlainModel, random_tokens
 
 CPU = torch.device("cpu")
 CASE = RecurrenceCase(2, 70, 2, 4, 8, 6, torch.float32, CPU)
@@ -54,3 +62,36 @@ def test_a_rule_that_remembers_the_document_before_is_found(monkeypatch: pytest.
 
 def test_a_processor_has_the_formulas_alone() -> None:
     assert KIND.examine(BACKENDS["fla"], CASE) == "it runs on CUDA"
+
+
+MODEL = ModelConfig(
+    2, 24, 4, 2, 6, 40, 64, mixer="gated_delta", delta_key_heads=2, delta_value_heads=4, delta_key_dim=8, delta_value_dim=16
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("documents", [None, [[5, 15], [1, 19]]], ids=["rows", "documents"])
+def test_layers_compute_the_same_by_kernels(documents: list[list[int]] | None) -> None:
+    plain = PlainModel(MODEL)
+    batch = plain.microbatch(*random_tokens(MODEL, 2, 20), documents)
+    loss = plain.loss_and_gradients(batch, 13)
+    expected = {name: grad.clone() for name, grad in plain.gradients().items()}
+    plain.zero_gradients()
+    plain.env = Environment(with_operations(torch_operations, {"recurrence": FormulaRecurrence()}), MODEL)
+    torch.testing.assert_close(plain.loss_and_gradients(batch, 13), loss, rtol=1e-12, atol=1e-12)
+    for name, grad in plain.gradients().items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_a_device_is_priced_with_kernels() -> None:
+    """The matmuls of the package's kernels are about those of the formulas; copies in fp32 between them are gone."""
+    model = replace(MODEL, delta_key_dim=128, delta_value_dim=128)
+    block = build_segments(model)[1]
+    processor, device = (
+        segment_footprint(block, model, Shape(2, 256, "bf16", "fp32", True, exchange=exchange), "none")
+        for exchange in (True, False)
+    )
+    for formulas, kernels in ((processor.forward, device.forward), (processor.backward, device.backward)):
+        assert kernels.flops == pytest.approx(formulas.flops, rel=0.25)
+        assert kernels.elementwise_bytes < 0.7 * formulas.elementwise_bytes
+    assert device.saved_bytes == processor.saved_bytes
+    assert device.backward_workspace_bytes < processor.backward_workspace_bytes
