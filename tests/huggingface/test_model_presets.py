@@ -32,7 +32,7 @@ PUBLISHED = {
     "deepseek-v3": 671_026_404_352,  # 671,026,419,200 with its balancing biases, 58 x 256; without multi-token prediction
     "kimi-k2": 1_026_408_209_408,  # 1,026,408,232,448 with its balancing biases, 60 x 384
     "glm-4.5": 352_797_814_784,  # "355B", without its balancing biases and multi-token prediction
-    "qwen3-next-80b-a3b": 79_674_391_296,  # "80B", without its module of multi-token prediction
+    "qwen3-next-80b-a3b": 79_674_391_296,  # "80B", without its MTP module
     "lfm2-1.2b": 1_170_340_608,  # "1.17B"
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,

@@ -43,6 +43,7 @@ ITEMS = st.one_of(
         st.integers(1, 256),
         st.sampled_from(["", "fp8", "fp8-block", "mxfp8"]),
     ),
+    st.builds(Gemm, SIZES, SIZES, SIZES, batch=st.integers(2, 2**30)),
     st.builds(Attention, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES, SIZES, st.booleans()),
     st.builds(Elementwise, SIZES, SIZES, SIZES, st.sampled_from(["", "sent", "sorted", "experts"])),
     st.builds(Start, COLLECTIVES, st.sampled_from(["", "tp.1", "dp_replicate+dp_shard.2"])),
