@@ -27,20 +27,20 @@ def test_sequence_parallelism_comes_with_tensor_parallelism() -> None:
     )
 
 
-@pytest.mark.parametrize("wide", [(0, 1, 2), (9, 10, 11), (2, 6, 10)], ids=["first", "last", "spread"])
-def test_stages_follow_what_each_kind_of_layer_computes(wide: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("full", [(0, 1, 2), (9, 10, 11), (2, 6, 10)], ids=["first", "last", "spread"])
+def test_stages_follow_what_each_kind_of_layer_computes(full: tuple[int, ...]) -> None:
     """By a count of its own: pairs of query and key, causal or within a window, and matmuls of every weight."""
     length, window, hidden, ffn = 4096, 8, 64, 128
     narrow = {"num_layers": 12, "hidden_size": hidden, "num_heads": 4, "ffn_size": ffn, "sliding_window": window}
     layout = make_spec(
-        model={**narrow, "exceptions": [{"layers": list(wide), "sliding_window": 0}]},
+        model={**narrow, "exceptions": [{"layers": list(full), "sliding_window": 0}]},
         pp=2,
         sequence_length=length,
         accumulation=4,
     ).layout
     matmuls = length * (4 * hidden * hidden + 3 * hidden * ffn)
-    costs = [matmuls + 2 * hidden * (length * length / 2 if layer in wide else length * window) for layer in range(12)]
+    costs = [matmuls + 2 * hidden * (length * length / 2 if layer in full else length * window) for layer in range(12)]
     larger = {sizes: max(sum(costs[:sizes]), sum(costs[sizes:])) for sizes in range(1, 12)}
     first = layout.segments_per_stage[0] - 1
     assert larger[first] == min(larger.values())
-    assert first != 6 or wide == (2, 6, 10)
+    assert first != 6 or full == (2, 6, 10)

@@ -162,7 +162,7 @@ def _of_rows(model: ModelConfig, length: int) -> ModelConfig:
 
 
 def transformers_config(model: ModelConfig) -> dict[str, Any]:
-    """The config.json of a model; without the modules of multi-token prediction, which `ModulesAhead` adds to any family."""
+    """The config.json of a model; without MTP modules, which `ModulesAhead` adds to any family."""
     without = replace(model, mtp_layers=0)
     return to_config(replace(without, family=family_of(without)))
 

@@ -55,12 +55,12 @@ def page() -> str:
 
 def _section(title: str, section: type[BaseModel], prefix: str, level: str = "##") -> list[str]:
     lines = [f"({_anchor(prefix)})=", f"{level} {title}", "", inspect.cleandoc(section.__doc__ or ""), ""]
-    said = texts(section)
+    described = texts(section)
     lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key, field in section.model_fields.items():
-        if key not in said:
+        if key not in described:
             raise ValueError(f"{prefix}.{key}: the schema says nothing about it; write a docstring under the key")
-        cells = (f"`{key}`", _type(field), _default(field), " ".join(said[key].split()))
+        cells = (f"`{key}`", _type(field), _default(field), " ".join(described[key].split()))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*lines, ""]
 

@@ -105,9 +105,9 @@ class _Places(Section):
     """Layers that differ from the others. State `layers` or `every`, and what they have instead."""
 
     layers: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """Their numbers, from 0."""
+    """Numbers of the layers, from 0."""
     every: Annotated[int, Gt(1)] | None = None
-    """They are the last of each so many layers: 6 means the sixth, the twelfth, and so on."""
+    """The last of each so many layers: 6 means the sixth, the twelfth, and so on."""
 
 
 def stated_as(config: type) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class ModelConfig(LayerConfig):
     qk_norm: bool = False
     """Whether queries and keys are normed (Qwen3). Default: false."""
     qk_norm_over: Literal["head", "all"] = "head"
-    """What `qk_norm` norms together: each `head` (the default), or `all` heads of a token (OLMo-2)."""
+    """Elements that `qk_norm` norms together: those of each `head` (the default), or of `all` heads of a token (OLMo-2)."""
     attention_scale: Positive | None = None
     """Factor of the scores of attention. Left out: 1 / sqrt(`head_dim`)."""
     attention_output_gate: bool = False
@@ -322,7 +322,7 @@ def placed(exception: LayerException, num_layers: int) -> tuple[int, ...]:
 
 
 def differences(exception: LayerException) -> dict[str, Any]:
-    """What its layers have instead, by key."""
+    """The values that its layers have instead, by key."""
     found = ((key, getattr(exception, key)) for key in LAYER_KEYS)
     return {key: value for key, value in found if value is not None}
 
@@ -344,7 +344,7 @@ def _places(found: Sequence[int], num_layers: int) -> dict[str, Any]:
 
 
 def exceptions_within(model: ModelConfig, num_layers: int) -> tuple[LayerException, ...]:
-    """Its exceptions in a model of another depth: layers that there are not are left out."""
+    """A model's exceptions in another of another depth: layers that there are not are left out."""
     kept = []
     for each in model.exceptions:
         if each.layers is not None:
@@ -355,7 +355,7 @@ def exceptions_within(model: ModelConfig, num_layers: int) -> tuple[LayerExcepti
 
 
 def written_once(model: ModelConfig) -> tuple[LayerException, ...]:
-    """Its exceptions by `exceptions_of`, without what is common to all."""
+    """A model's exceptions by `exceptions_of`, without what is common to all."""
     own: list[dict[str, Any]] = [{} for _ in range(model.num_layers)]
     for exception in model.exceptions:
         for layer in placed(exception, model.num_layers):

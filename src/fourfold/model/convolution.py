@@ -2,7 +2,7 @@
 
     out_t = sum over lags l < kernel of taps_(kernel - 1 - l) x_(t - l)
 
-What is before a document counts as zero. Where a sequence is split over ranks, each of its stretches on a rank stands as a row of
+Tokens before a document count as zero. Where a sequence is split over ranks, each of its stretches on a rank stands as a row of
 its own, behind the few tokens in front of it, which another rank has (`context/recurrence.py`).
 
 Shapes: x [rows, seq, G, c], taps [kernel, G, c], padded [rows, kernel - 1 + seq, G, c]; positions [rows, seq] say where each token
@@ -15,7 +15,7 @@ from fourfold.model.parallel import Parallel
 
 
 def positions_of(batch: Microbatch, parallel: Parallel) -> Array | None:
-    """Those of the tokens that this rank has, in rows."""
+    """The positions of the tokens that this rank has, in rows."""
     found = batch.positions
     return None if found is None else found.view(found.shape[0] * stretches(parallel), -1)
 

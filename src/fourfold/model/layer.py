@@ -67,7 +67,7 @@ class Layer:
 
     @property
     def words(self) -> str:
-        """What the layer computes, as a person reads it."""
+        """A name of its computation, as a person reads it."""
         return f"{self.mixer.words}, {self.feed_forward.words}"
 
     def declare(self, widths: Widths, prefix: str) -> LayerParameters[Declared]:

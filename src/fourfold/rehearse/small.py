@@ -173,7 +173,7 @@ _SPANS = ("sliding_window", "attention_chunk")
 
 
 def _own_keys(model: ModelConfig) -> list[Table]:
-    """What layers have of their own, each kind once."""
+    """Keys that layers have of their own, each kind once."""
     return [differences(each) for each in model.exceptions]
 
 

@@ -25,7 +25,7 @@ class LayerCosts:
 
     @property
     def ranges(self) -> str:
-        """Their numbers, runs of neighbours as one: `0-4, 6-10`."""
+        """Numbers of its layers, runs of neighbours as one: `0-4, 6-10`."""
         runs = [[n for _, n in run] for _, run in groupby(enumerate(self.numbers), lambda pair: pair[1] - pair[0])]
         return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 

@@ -61,7 +61,7 @@ class MLA(Mixer):
 
     @property
     def words(self) -> str:
-        return f"latent attention{spans(self.window, self.chunk)}"
+        return f"MLA{spans(self.window, self.chunk)}"
 
     @property
     def divided(self) -> dict[str, int]:
@@ -69,9 +69,9 @@ class MLA(Mixer):
 
     def features(self, tp: int) -> dict[str, int]:
         heads = self.num_heads // tp
-        latent = {"model.query_rank": self.query_rank} if self.query_rank is not None else {}
+        low_rank = {"model.query_rank": self.query_rank} if self.query_rank is not None else {}
         return {
-            **latent,
+            **low_rank,
             "model.key_value_rank": self.key_value_rank,
             "num_heads / tp x nope_head_dim": heads * self.nope_head_dim,
             "num_heads / tp x value_head_dim": heads * self.value_head_dim,
