@@ -35,6 +35,7 @@ KNOWN = (
     Case("qwen2 windowed", ("layer_types",), None),
     Case("deepseek_v3", ("norm_topk_prob",), None),
     Case("deepseek_v3", ("head_dim",), 2),
+    Case("qwen3_next", ("moe_intermediate_size",), None),
 )
 """Changes that once gave another model, or a message without the key."""
 REFUSED = KNOWN[0], KNOWN[2], KNOWN[3], KNOWN[4], KNOWN[5], KNOWN[7], KNOWN[14]

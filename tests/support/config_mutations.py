@@ -154,7 +154,11 @@ def loss_of_transformers(folder: Path, length: int) -> float | str:
     """The loss in training by transformers; what it says where it does not load the folder with all of its weights."""
     tokens, targets = batch(length)
     kind = json.loads((folder / "config.json").read_text()).get("model_type")
-    more = {"experts_implementation": "eager"} if kind in ("mixtral", "qwen3_moe", "deepseek_v3", "glm4_moe") else {}
+    more = (
+        {"experts_implementation": "eager"}
+        if kind in ("mixtral", "qwen3_moe", "qwen3_next", "deepseek_v3", "glm4_moe")
+        else {}
+    )
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             model, problems = AutoModelForCausalLM.from_pretrained(

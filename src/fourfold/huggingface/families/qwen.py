@@ -124,7 +124,8 @@ _SHARED, _INTERVAL = "shared_expert_intermediate_size", "full_attention_interval
 
 def _read_next(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     _read_dense_layers(raw, values, source)
-    shared, size = number(raw.get(_SHARED, 512), _SHARED, source, int), values["moe_ffn_size"]
+    shared = number(raw.get(_SHARED, 512), _SHARED, source, int)
+    size = number(values.get("moe_ffn_size"), "moe_intermediate_size", source, int)
     if shared % size:
         raise UserError(
             f"{source}: {_SHARED} = {shared} is not supported: shared experts are as wide as routed ones; allowed: a multiple of "
