@@ -69,6 +69,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {
         "family": "lfm2",
         "num_layers": 5,
+        "head_dim": 12,
         "mixer": "short_convolution",
         "convolution_kernel": 4,
         "exceptions": [{"every": 3, "mixer": "attention"}],

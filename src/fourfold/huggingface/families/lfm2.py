@@ -5,7 +5,7 @@ from typing import Any
 
 from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig, exceptions_of
-from fourfold.huggingface.family import FALSE, Family, Rename, TensorNames, width_departs
+from fourfold.huggingface.family import FALSE, Family, Rename, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys, number, require, require_one_value
 from fourfold.huggingface.layer_types import CONVOLUTION, FULL, layer_types, stated_kinds
 
@@ -55,7 +55,7 @@ LFM2 = Family(
     name="lfm2",
     architecture="Lfm2ForCausalLM",
     keys=(
-        *decoder_keys("head_dim", "norm_eps", "ffn_size", max_position=128000, num_kv_heads=8, rope_theta=1e6),
+        *decoder_keys("norm_eps", "ffn_size", max_position=128000, num_kv_heads=8, rope_theta=1e6),
         Key("norm_eps", "norm_eps", float, 1e-5),
         Key("convolution_kernel", "conv_L_cache", default=3),
     ),
@@ -69,7 +69,6 @@ LFM2 = Family(
     usual={"tie_embeddings": True, "convolution_kernel": 3},
     may=("mixer", "ffn_size"),
     by_layer=("mixer",),
-    departs=width_departs,
     tensors=TensorNames(
         outside=(("model.norm.weight", "model.embedding_norm.weight"),),
         modules=(
