@@ -68,7 +68,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "lfm2": {
         "family": "lfm2",
-        "num_layers": 5,
+        "num_layers": 7,
         "head_dim": 12,
         "mixer": "short_convolution",
         "convolution_kernel": 4,

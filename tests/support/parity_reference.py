@@ -100,18 +100,16 @@ def _reference(table: dict[str, Any]) -> Record:
         fill_range(part, 0, part.numel, config.run.seed, flat)
         place = view_of(name, parameters).data
         place.copy_(flat.view(place.shape))
-    for (
-        name,
-        parameter,
-    ) in parameters.items():  # the rows of each head's matrices, for an optimizer that takes them one by one
+    for name, parameter in parameters.items():  # for an optimizer that takes matrices one by one
+        parameter.is_table = name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight", "wpe.weight"))
         if (view := seen_as_ours(name, parameters)) is not None:
             parameter.view_as_ours = view
         if name.endswith("kv_b_proj.weight"):
             parameter.head_rows = (model_config.nope_head_dim, model_config.value_head_dim)
         elif name.endswith("q_b_proj.weight"):
             parameter.head_rows = (model_config.head_dim,)
-        elif name.endswith(("qkv_proj.weight", "gate_up_proj.weight")):
-            parameter.fused_rows = fused_rows(name, parameters)
+        elif (fused := fused_rows(name, model_config.family, parts)) and parameter.dim() == 2:
+            parameter.fused_rows = fused
     decayed = [p for name, p in parameters.items() if p.dim() > 1 and not name.endswith("bias")]
     plain = [p for name, p in parameters.items() if p.dim() == 1 or name.endswith("bias")]
     section = config.optimizer

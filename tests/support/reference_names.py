@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if part in _ROWS and f"model.layers.{layer}.{_ROWS[part][0]}.weight" in theirs:
         fused, place = _ROWS[part]
         full = theirs[f"model.layers.{layer}.{fused}.weight"]
-        return full.split(fused_rows(f"model.layers.{layer}.{fused}.weight", theirs))[place]
+        return full.split(_rows_of(f"model.layers.{layer}.{fused}.weight", theirs))[place]
     renamed = _renamed(name, theirs)
     if renamed is not None:
         return renamed
@@ -95,10 +96,20 @@ def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:
     return lambda tensor: tensor.unflatten(-1, (-1, 2)).permute(0, 3, 2, 1)
 
 
-def fused_rows(name: str, theirs: Mapping[str, torch.Tensor]) -> list[int]:
+def _rows_of(name: str, theirs: Mapping[str, torch.Tensor]) -> list[int]:
     """The rows of each matrix that one of Phi-3's tensors holds, one below another."""
     rows = theirs[name].shape[0]
     if name.endswith("gate_up_proj.weight"):
         return [rows // 2] * 2
     queries = theirs[name.replace("qkv_proj", "o_proj")].shape[1]
     return [queries, *[(rows - queries) // 2] * 2]
+
+
+def fused_rows(name: str, family: str, ours: Mapping[str, Any]) -> list[int]:
+    """The rows of each of our matrices that one of the family's tensors holds, one below another; none where it holds one. `ours`:
+    parameters with their shapes, by name."""
+    for rename in FAMILIES[family].tensors.modules if family in FAMILIES else ():
+        prefix, found, kind = name.rpartition(f".{rename.theirs}.")
+        if found and len(rename.ours) > 1 and not rename.transposed:
+            return [ours[f"{prefix}.{module}.{kind}"].shape[0] for module in rename.ours]
+    return []

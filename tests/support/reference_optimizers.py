@@ -59,16 +59,17 @@ def plain_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class _Muon(torch.optim.Optimizer):
-    """Muon on the matrices of a transformers model, AdamW on the rest, of which those of one row are too. The tables are those with
-    a row for each token of the first parameter's, the embedding; stacked experts [experts, 2 ffn, hidden] are gates above
-    up-projections. A parameter's `head_rows` are the rows of the matrices that each of its heads has, its `fused_rows` those of the
-    matrices that are one on disk; its `view_as_ours` is how experts that lie otherwise are seen so."""
+    """Muon on the matrices of a transformers model, AdamW on the rest, of which those of one row are too. A parameter's `is_table`:
+    whether its rows are tokens' or positions', left out: whether it has as many as the first. Stacked experts [experts, 2 ffn,
+    hidden] are gates above up-projections. Its `head_rows` are the rows of the matrices that each of its heads has, its
+    `fused_rows` those of the matrices that are one on disk; its `view_as_ours` is how experts that lie otherwise are seen so."""
 
     def __init__(self, groups: Groups, section: Any) -> None:
         super().__init__(groups, {})
         self._section = section
         vocab, self._hidden = groups[0]["params"][0].shape
-        self._matrices = [p for p in groups[0]["params"] if p.shape[0] != vocab and min(p.shape[-2:]) > 1]
+        tables = {id(p) for p in groups[0]["params"] if getattr(p, "is_table", p.shape[0] == vocab)}
+        self._matrices = [p for p in groups[0]["params"] if id(p) not in tables and min(p.shape[-2:]) > 1]
         held = set(map(id, self._matrices))
         others = [{**group, "params": [p for p in group["params"] if id(p) not in held]} for group in groups]
         betas, eps = section.betas, section.eps
