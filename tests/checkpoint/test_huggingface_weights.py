@@ -65,7 +65,7 @@ def test_what_transformers_saves_is_read(tmp_path: Path, model: ModelConfig, max
     tokens = torch.randint(0, model.vocab_size, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = theirs(tokens).logits
-        assert expected.abs().max() > 0.5, "logits near zero would prove nothing"
+        assert expected.abs().max() > 0.5 * (model.logit_softcap or 1), "logits near zero would prove nothing"
         assert torch.equal(loaded(tmp_path / "again")(tokens).logits, expected)
 
 

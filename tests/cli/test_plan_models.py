@@ -12,10 +12,10 @@ from fourfold.api.plan_request import _section
 from fourfold.config import UserError
 from tests.cli.planning import ASKED
 
-GEMMA = {
-    "model_type": "gemma2", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 128, "intermediate_size": 1024, "vocab_size": 1000, "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 1024, "max_position_embeddings": 8192,
+UNKNOWN = {
+    "model_type": "exaone4", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 128, "intermediate_size": 1024, "vocab_size": 1000, "sliding_window": 1024,
+    "max_position_embeddings": 8192, "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
 ON = ("--cluster", "dgx-h100:8", "--batch-sequences", "64", "--keep", "1")
 
@@ -35,26 +35,25 @@ def planned(fourfold, raw: dict[str, Any], *more: str) -> dict[str, Any]:
 
 
 def test_what_is_planned_is_what_simulate_prices_and_the_plan_names_its_nearest_decoder(fourfold, here: Path) -> None:
-    found = planned(fourfold, GEMMA, "--sequence-length", "1024", "--out", "planned.toml")
+    found = planned(fourfold, UNKNOWN, "--sequence-length", "1024", "--out", "planned.toml")
     assert found["notes"] == [
-        "model/config.json: model_type = 'gemma2' is not supported; planned as the nearest model that is: a gated "
-        "gelu_pytorch_tanh as a gated silu; norms behind attention and feed-forward are left out; embeddings are not "
-        "multiplied by the root of their width"
+        "model/config.json: model_type = 'exaone4' is not supported; planned as the nearest model that is: norms behind "
+        "attention and feed-forward stand before them"
     ]
     written = tomllib.loads((here / "planned.toml").read_text())["model"]
-    assert (written["nearest_to"], len(written["lost"])) == ("gemma2", 3)
+    assert (written["nearest_to"], len(written["lost"])) == ("exaone4", 1)
     for command in (("train",), ("job", "--as", "slurm")):
         refused = fourfold(command[0], "planned.toml", "batch.steps=5", *command[1:])
         assert refused.code == 2
-        assert "model.nearest_to = 'gemma2'" in refused.err
+        assert "model.nearest_to = 'exaone4'" in refused.err
         assert all(each in refused.err for each in written["lost"])
         allowed = fourfold(command[0], "planned.toml", "batch.steps=5", "--as-nearest", *command[1:], "--nodes", "0")
         assert "nearest_to" not in allowed.err
     job = fourfold("plan", "--model", "model", *ON, "--sequence-length", "1024", "--as", "slurm", "--out", "job.toml")
     assert (job.code, Path("job.toml").exists()) == (2, False)
-    assert "model.nearest_to = 'gemma2'" in job.err
-    export = planned(fourfold, GEMMA, "--sequence-length", "1024", "--as", "megatron")["export"]
-    assert export["cannot_express"][:3] == [f"gemma2: {each}" for each in written["lost"]]
+    assert "model.nearest_to = 'exaone4'" in job.err
+    export = planned(fourfold, UNKNOWN, "--sequence-length", "1024", "--as", "megatron")["export"]
+    assert export["cannot_express"][:1] == [f"exaone4: {each}" for each in written["lost"]]
     predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
     assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
     assert "planned as the nearest model" in (here / "planned.toml").read_text()
@@ -63,8 +62,8 @@ def test_what_is_planned_is_what_simulate_prices_and_the_plan_names_its_nearest_
 def test_windows_take_work_from_attention(fourfold, here: Path) -> None:
     long = ("--sequence-length", "8192")
     windowed, global_attention = (
-        planned(fourfold, GEMMA, *long),
-        planned(fourfold, GEMMA | {"sliding_window": None}, *long),
+        planned(fourfold, UNKNOWN, *long),
+        planned(fourfold, UNKNOWN | {"sliding_window": None}, *long),
     )
     assert windowed["notes"][1] == (
         "sliding windows of 1,024 tokens in 50% of the layers are priced by what they leave of attention's work, 62%; fourfold "
@@ -77,7 +76,7 @@ def test_windows_take_work_from_attention(fourfold, here: Path) -> None:
 def test_windows_that_a_run_has_are_priced_layer_by_layer(fourfold, here: Path) -> None:
     """Qwen2: the layers from max_window_layers on, of four, have one."""
     raw = {"model_type": "qwen2", "use_sliding_window": True} | {
-        k: v for k, v in GEMMA.items() if k not in ("model_type", "hidden_activation")
+        k: v for k, v in UNKNOWN.items() if k not in ("model_type", "layer_types")
     }
     found = [
         planned(fourfold, raw | {"max_window_layers": first}, "--sequence-length", "8192") for first in (0, 1, 3, 4)
@@ -88,7 +87,7 @@ def test_windows_that_a_run_has_are_priced_layer_by_layer(fourfold, here: Path) 
 
 
 def test_other_layers_are_refused(fourfold, here: Path) -> None:
-    (here / "config.json").write_text(json.dumps(GEMMA | {"layer_types": ["linear_attention"] * 4}))
+    (here / "config.json").write_text(json.dumps(UNKNOWN | {"layer_types": ["linear_attention"] * 4}))
     result = fourfold("plan", "--model", "config.json", *ON, "--sequence-length", "1024")
     assert result.code == 2
     assert "config.json: layer_types = ['linear_attention'" in result.err
@@ -98,15 +97,15 @@ def test_other_layers_are_refused(fourfold, here: Path) -> None:
 @pytest.mark.rest
 def test_the_longest_context_counts_on_windows(fourfold, here: Path) -> None:
     goal = ("--sequence-length", "8192", "--objective", "context", "--budget", "30")
-    found = planned(fourfold, GEMMA, *goal)
+    found = planned(fourfold, UNKNOWN, *goal)
     assert found["sequence_length"] > 8192
     assert "sliding windows" in found["notes"][1]
 
 
 def test_gemm_dtype_context_and_fragmentation_reach_the_plan_and_the_simulation(fourfold, here: Path) -> None:
-    plain = planned(fourfold, GEMMA, "--sequence-length", "1024")
+    plain = planned(fourfold, UNKNOWN, "--sequence-length", "1024")
     options = ("--gemm-dtype", "fp8", "--context-bytes", "2G", "--fragmentation", "0.1")
-    found = planned(fourfold, GEMMA, "--sequence-length", "1024", *options, "--out", "planned.toml")
+    found = planned(fourfold, UNKNOWN, "--sequence-length", "1024", *options, "--out", "planned.toml")
     assert (found["gemm_dtype"], found["context_bytes"], found["allocator_fragmentation"]) == ("fp8", 2 * 10**9, 0.1)
     assert (plain["gemm_dtype"], plain["context_bytes"], plain["allocator_fragmentation"]) == ("bf16", 10**9, 0.03)
     predicted = json.loads(fourfold("simulate", "planned.toml", *options, "--json").out)

@@ -130,7 +130,7 @@ def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
 
         def backward(*grads: Tensor) -> tuple[Tensor]:
             source = HalfSource(half, x, grads[3])
-            return (mixer.query_key_value_backward(half.run, [*grads[:3]], weights.mixer, source),)
+            return (mixer.query_key_value_backward(half.run, [*grads[:3]], weights.mixer, source, []),)
 
         return (*(part.clone() for part in qkv.split(heads, -2)), x.clone()), backward
 
