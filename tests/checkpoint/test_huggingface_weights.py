@@ -11,7 +11,7 @@ from fourfold.config import ModelConfig, ModelSection
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.tensors import balance_bias
 from fourfold.model.spec import build_segments
-from tests.checkpoint.huggingface_models import DENSE, MODELS, check_same, loaded, named_tensors, write
+from tests.checkpoint.huggingface_models import BALANCED, DENSE, MODELS, check_same, loaded, named_tensors, write
 from tests.checkpoint.ranks import Run
 from tests.support.plain_model import PlainModel, random_tokens
 
@@ -80,7 +80,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, model: ModelConfig, dtype:
         assert torch.equal(weights.get(name), tensor.to(kind))
     for layer in range(model.num_layers):
         bias = weights.balance_bias(layer)
-        assert (bias is not None) == (model.router == "sigmoid" and model.is_moe(layer))
+        assert (bias is not None) == (model.family in BALANCED and model.is_moe(layer))
         assert bias is None or torch.equal(bias, torch.zeros(model.num_experts)), "fp32 zeros where none is given"
     assert resolve_model(ModelSection(hf=str(tmp_path / "out"))) == model
 

@@ -76,6 +76,10 @@ STATED: dict[str, dict[str, Any]] = {
         "yarn_scaling": YarnScaling(factor=32.0, original_max_position=16, truncate=False),
         "exceptions": [{"layers": [0, 1, 3], "sliding_window": 0}],
     },
+    "llama4_text without norms and temperature": {
+        **DIMENSIONS, "family": "llama4_text", "num_experts": 4, "top_k": 2, "moe_ffn_size": 24, "first_dense_layers": 1,
+        "attention_chunk": 1, "exceptions": [{"layers": [1], "positions": "none"}, {"layers": [2], "attention_chunk": 0}],
+    },
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
     "llama with yarn and its factor": {
         **DIMENSIONS, "yarn_scaling": YarnScaling(factor=40.0, original_max_position=32, attention_factor=1.25),

@@ -163,7 +163,6 @@ MOE: dict[str, Any] = {**DIMENSIONS, "num_experts": 8, "top_k": 2}
         ({**DIMENSIONS, "z_loss": 0.1}, ["model.z_loss = 0.1 needs model.num_experts"]),
         ({**DIMENSIONS, "router": "sigmoid"}, ["model.router = 'sigmoid' needs model.num_experts"]),
         ({**DIMENSIONS, "query_rank": 8}, ["model.query_rank = 8 needs model.key_value_rank"]),
-        ({**DIMENSIONS, "rope_interleave": True}, ["model.rope_interleave = true needs model.key_value_rank"]),
         ({**DIMENSIONS, "key_value_rank": 8}, ["model.rope_head_dim is missing", "rope_head_dim = 64"]),
         ({**MLA, "value_head_dim": 0}, ["model.value_head_dim is missing", "value_head_dim = 128"]),
         ({**MLA, "rope_head_dim": 3}, ["model.rope_head_dim = 3 is odd", "4"]),

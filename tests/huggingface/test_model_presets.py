@@ -36,6 +36,8 @@ PUBLISHED = {
     "lfm2-1.2b": 1_170_340_608,  # "1.17B"
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "llama4-scout": 107_769_861_120,  # "109B" with its parts for pictures
+    "llama4-maverick": 400_711_848_960,  # "400B"
     "gpt3-175b": 174_604_259_328,  # "174.6B": table 2.1's "175.0B" is rounded
     "mt-nlg-530b": 529_600_819_200,  # "530B"
     "megatron-1t": 1_008_038_758_400,  # "1008.0B", table 1
@@ -49,6 +51,8 @@ ACTIVE = {
     "kimi-k2": 32.86e9,
     "gpt-oss-20b": 4.19e9,  # "3.61B" and the embedding
     "qwen3-next-80b-a3b": 3.875e9,
+    "llama4-scout": 17.17e9,
+    "llama4-maverick": 17.18e9,
     "llama3-405b": 405.85e9,
 }
 

@@ -16,7 +16,6 @@ GEGLU = "a gated gelu_pytorch_tanh as a gated silu"
 ROOT = "embeddings are not multiplied by the root of their width"
 PARTLY = "rotary positions of a part of each head as of all of it"
 NO_POSITIONS = "layers without positions have rotary ones"
-INPUTS = "routers scale what experts give, not what they get"
 
 
 def sizes(
@@ -43,8 +42,6 @@ RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
     "deepseek_v2": (sizes(60, 5120, 128, 12288, 102400, moe_intermediate_size=1536, n_routed_experts=160, n_shared_experts=2,
                           num_experts_per_tok=6, first_k_dense_replace=1, kv_lora_rank=512, q_lora_rank=1536,
                           qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128), (), 235.7),
-    "llama4_text": (sizes(48, 5120, 40, 8192, 202048, 8, intermediate_size_mlp=16384, num_local_experts=16),
-                    (NO_POSITIONS, INPUTS), 107.8),
     "opt": ({"num_hidden_layers": 64, "hidden_size": 9216, "num_attention_heads": 72, "ffn_dim": 36864, "vocab_size": 50272,
              "word_embed_proj_dim": 9216, "activation_function": "relu"}, ("relu as gelu",), 65.72),
     "bloom": ({"n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880}, ("ALiBi as rotary positions",), 176.2),
@@ -86,12 +83,22 @@ def test_parameters_are_those_that_transformers_counts(family: str, tmp_path: Pa
 
 
 def test_every_other_layer_has_experts() -> None:
-    raw = sizes(
-        48, 5120, 40, 8192, 202048, 8, intermediate_size_mlp=16384, num_local_experts=128, interleave_moe_layer_step=2
-    )
-    near = nearest_model({"model_type": "llama4_text"} | raw, "config.json")
+    raw = sizes(48, 5120, 40, 8192, 202048, 8, num_local_experts=128, n_shared_experts=1, interleave_moe_layer_step=2)
+    near = nearest_model({"model_type": "new"} | raw, "config.json")
     assert (near.values["num_experts"], near.values["num_shared_experts"], near.values["moe_period"]) == (128, 1, 2)
-    assert near.differences == (NO_POSITIONS, INPUTS)
+    assert near.differences == ()
+
+
+def test_a_decoder_that_is_trained_is_planned_as_it_is_beside_parts_for_pictures(tmp_path: Path) -> None:
+    text = {"model_type": "llama4_text"} | sizes(4, 64, 4, 32, 99, 2, head_dim=16, num_local_experts=4)
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    alone = resolve_model(ModelSection(hf=str(tmp_path)))
+    raw = {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 8}}
+    model, near = taken(tmp_path, raw)
+    assert model == alone
+    assert near.differences == ("its parts for pictures or sound are left out",)
+    with pytest.raises(UserError, match=r"Llama4ForCausalLM\.from_pretrained"):
+        resolve_model(ModelSection(hf=str(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from fourfold.config.model_config import (
     LayerException,
     LongRopeScaling,
     ModelConfig,
+    QueryTemperature,
     RopeScaling,
     YarnScaling,
     written_once,
@@ -34,6 +35,8 @@ OTHER: dict[str, Any] = {
     "longrope_scaling": LongRopeScaling(
         short_factor=(1.0, 2.0, 3.0), long_factor=(2.0, 3.0, 4.0), original_max_position=8, factor=2.0
     ),
+    "qk_norm": True,
+    "query_temperature": QueryTemperature(scale=0.7, floor=5),
 }
 """A value of each key that the model does not have."""
 

@@ -19,6 +19,7 @@ from tests.support.experts import (
     AUXILIARY,
     DEEPSEEK,
     GPT_OSS,
+    LLAMA4,
     MIXTRAL,
     QWEN,
     Case,
@@ -46,6 +47,8 @@ TWO = [
     (replace(QWEN, **AUXILIARY), Case(cp=2, ep=2)),
     (replace(GPT_OSS, **AUXILIARY), Case(tp=2, ep=2, sequence=True, defers=True)),
     (replace(GPT_OSS, **AUXILIARY), Case(dp=2, etp=2, keep=False)),
+    (replace(LLAMA4, **AUXILIARY), Case(tp=2, ep=2, sequence=True, defers=True)),
+    (replace(LLAMA4, **AUXILIARY), Case(tp=2, etp=2, keep=False)),
     (replace(FULL, capacity_factor=0.6), Case(tp=2, ep=2, sequence=True)),
 ]
 FOUR = [

@@ -33,6 +33,7 @@ from tests.support.experts import (
     AUXILIARY,
     DEEPSEEK,
     GPT_OSS,
+    LLAMA4,
     MIXTRAL,
     QWEN,
     Case,
@@ -53,7 +54,7 @@ MODULES = (modeling_mixtral, modeling_qwen3_moe, modeling_deepseek_v3)
 NORMED = replace(QWEN, normalize_top_k=True)
 UNGROUPED = replace(DEEPSEEK, num_expert_groups=1, top_groups=1, normalize_top_k=False, num_shared_experts=2)
 MODELS = {"mixtral": MIXTRAL, "qwen": QWEN, "qwen-normed": NORMED, "deepseek": DEEPSEEK, "ungrouped": UNGROUPED}
-ALL_MODELS = {**MODELS, "gpt_oss": GPT_OSS}
+ALL_MODELS = {**MODELS, "gpt_oss": GPT_OSS, "llama4": LLAMA4}
 
 
 def _transformers_block(model: ModelConfig, bias: Tensor | None) -> nn.Module:

@@ -21,7 +21,7 @@ from fourfold.model.kinds.short_convolution import ShortConvolution
 from fourfold.model.layer import Layer
 from fourfold.model.norm import Norm
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Rope, Temperature
 from fourfold.model.swiglu import ClampedSwiGLU
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from tests.support.differentiable import differentiable_block
@@ -67,6 +67,15 @@ LAYERS: dict[str, Layer] = {
     "sinks and a window": layer(sinks=True, window=3),
     "capped scores": layer(softcap=0.2),
     "capped scores, sinks and a window": layer(softcap=0.2, sinks=True, window=3),
+    "neighbours turned": layer(rope=Rope(6, interleave=True)),
+    "norms without weights behind the rotation": layer(qk_norm=QueryKeyNorm(Norm(), weights=False), qkv_bias=True),
+    "a temperature": layer(rope=None, temperature=Temperature(0.5, 3), scale=0.3),
+    "rotation, norms and a temperature": layer(
+        rope=Rope(4, interleave=True),
+        qk_norm=QueryKeyNorm(Norm(), weights=False),
+        temperature=Temperature(0.5, 2),
+        chunk=5,
+    ),
     "norms of heads": layer(qk_norm=QueryKeyNorm(Norm())),
     "gains of one plus w": layer(qk_norm=QueryKeyNorm(ONE_PLUS)),
     "sinks and norms of all heads beside biases": layer(

@@ -1,6 +1,8 @@
-"""Rotary frequencies and the factors of cosines are transformers' to the bit, for every kind of scaling and length of sequence."""
+"""Rotary frequencies and the factors of cosines are transformers' to the bit, for every kind of scaling and length of sequence;
+temperatures of queries are their formula."""
 
 from itertools import product
+from math import log
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fourfold.config.model_config import LongRopeScaling, RopeScaling, YarnScaling
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Rope, Temperature
 from fourfold.model.rope_tables import rope_frequencies, rope_tables
 
 ORIGINAL, LONGEST = 4096, 4096 * 16
@@ -80,3 +82,20 @@ def test_a_run_takes_factors_by_the_length_of_its_sequences() -> None:
     cos = [rope_tables(Rope(4, 1e4, scaling), length, torch.float64, torch.device("cpu"))[0] for length in (8, 16, 17)]
     assert torch.equal(cos[0], cos[1][:8])
     assert not torch.allclose(cos[1][1:], cos[2][1:16])
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_llama3_may_leave_out_the_blend(factor: float) -> None:
+    keys = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    rope = Rope(96, 5e5, RopeScaling(**keys, original_max_position=ORIGINAL))
+    assert same(rope, 10, theirs(96, 5e5, 10, "llama3", **keys))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_temperatures_grow_by_steps_and_are_kept_in_two_numbers(dtype: torch.dtype) -> None:
+    rounded, rest = rope_tables(Temperature(0.3, 4), 30, dtype, torch.device("cpu"))
+    assert rounded.dtype == rest.dtype == dtype
+    factors = (rounded.double() + rest.double()).flatten().tolist()
+    precision = 2e-5 if dtype == torch.bfloat16 else 1e-7
+    assert factors == pytest.approx([1 + 0.3 * log(1 + (p + 1) // 4) for p in range(30)], rel=precision)
+    assert factors[:3] == [1.0] * 3 < factors[3:6]

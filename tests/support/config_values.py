@@ -61,6 +61,19 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", _GLM),
     "gpt2": ("gpt2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_inner": 64}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 16}),
+    "llama4_text": (
+        "llama4_text",
+        {
+            **{
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "head_dim": 8,
+                "intermediate_size_mlp": 48,
+                "floor_scale": 4,
+            },
+            **{"attention_chunk_size": 16, "no_rope_layer_interval": 2},
+        },
+    ),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
     "gemma2": (

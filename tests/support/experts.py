@@ -47,6 +47,15 @@ GPT_OSS = replace(
     router_bias=True,
     expert_bias=True,
 )
+LLAMA4 = replace(
+    MIXTRAL,
+    family="llama4_text",
+    top_k=2,
+    num_shared_experts=1,
+    router="sigmoid",
+    normalize_top_k=False,
+    expert_scaling="input",
+)
 AUXILIARY = {"balance_loss": 0.3, "z_loss": 0.2}
 
 
@@ -130,7 +139,9 @@ def plain_routed(
                 kept[token, slot] = taken[expert] < limit
                 taken[expert] += 1
     for expert in range(model.num_experts):
-        gate, up = (normed @ each.t() for each in w["gate_up"][expert])
+        share = (weights * ((experts == expert) & kept)).sum(-1, keepdim=True)
+        before, behind = (share, 1.0) if model.expert_scaling == "input" else (1.0, share)
+        gate, up = ((normed * before) @ each.t() for each in w["gate_up"][expert])
         if model.expert_bias:
             gate, up = (each + bias for each, bias in zip((gate, up), w["gate_up_bias"][expert], strict=True))
         inner = F.silu(gate) * up
@@ -139,8 +150,7 @@ def plain_routed(
             up = up.clamp(-model.swiglu_limit, model.swiglu_limit)
             inner = gate * torch.sigmoid(model.swiglu_alpha * gate) * (up + 1)
         result = inner @ w["down"][expert].t() + (w["down_bias"][expert] if model.expert_bias else 0.0)
-        chosen = (experts == expert) & kept
-        out = out + result * (weights * chosen).sum(-1, keepdim=True)
+        out = out + result * behind
     load = torch.stack([(experts == e).sum() for e in range(model.num_experts)])
     chosen = F.one_hot(experts, model.num_experts).sum(1).view(rows, length, -1).to(x.dtype)
     frequency = chosen.sum(1) * model.num_experts / (model.top_k * length)

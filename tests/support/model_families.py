@@ -53,6 +53,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_shared_experts": 2,
         "first_dense_layers": 1,
     },
+    "llama4_text": {
+        "family": "llama4_text",
+        "num_layers": 5,
+        "moe_period": 2,
+        "num_experts": 8,
+        "top_k": 1,
+        "moe_ffn_size": 24,
+        "qk_norm": True,
+        "attention_chunk": 7,
+        "exceptions": [
+            {
+                "every": 3,
+                "attention_chunk": 0,
+                "positions": "none",
+                "qk_norm": False,
+                "query_temperature": {"scale": 0.3, "floor": 3},
+            }
+        ],
+    },
     "gpt_oss": {
         "family": "gpt_oss",
         "num_layers": 5,

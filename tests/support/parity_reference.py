@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -51,13 +52,17 @@ def reference(table: dict[str, Any]) -> Record:
 
 def exact_parts(family: str) -> Iterator[tuple[Any, str, Any]]:
     """RMS norms of transformers' code of a family, (module, name), and torch's own in their place; and its plain attention, with a
-    softmax in fp64."""
+    softmax in fp64. Llama 4 has norms without weights, and its own rotation, too."""
     modeling = modeling_of(family)
     norm = _ZeroCenteredRMSNorm if FAMILIES[family].fixed.get("zero_centered_norm") else _RMSNorm
     for name in [each for each in vars(modeling) if each.endswith("RMSNorm")]:
         yield modeling, name, norm
     if hasattr(modeling, "eager_attention_forward"):
         yield modeling, "eager_attention_forward", in_double(modeling.eager_attention_forward, modeling)
+    if family == "llama4_text":
+        yield modeling, "Llama4TextL2Norm", _PlainNorm
+        yield modeling, "apply_rotary_emb", in_double(modeling.apply_rotary_emb, modeling)
+        yield modeling, "torch", _PolarByCosine("torch")
 
 
 def modeling_of(family: str) -> Any:
@@ -71,6 +76,28 @@ class _RMSNorm(torch.nn.RMSNorm):
 
     def __init__(self, dim: int, eps: float = 1e-6) -> None:
         super().__init__(dim, eps=eps)
+
+
+class _PolarByCosine(ModuleType):
+    """torch, whose `polar` has the last bit of its own `cos` and `sin`."""
+
+    @staticmethod
+    def polar(length: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
+        return torch.complex(length * angle.cos(), length * angle.sin())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _PlainNorm(torch.nn.Module):
+    """Without a weight."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], None, self.eps)
 
 
 class _ZeroCenteredRMSNorm(_RMSNorm):
@@ -203,13 +230,17 @@ class Routing:
 
     def __init__(self, model: Any, config: ModelConfig) -> None:
         self._config = config
-        self._gates = {n: m for n, m in model.named_modules() if n.endswith((".mlp.gate", ".mlp.router"))}
+        self._gates = {n: m for n, m in model.named_modules() if n.endswith((".mlp.gate", ".router"))}
         self._seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in self._gates}
         self._counts = {name: torch.zeros(config.num_experts) for name in self._gates}
         for name, gate in self._gates.items():
             if gate.weight.dtype == torch.float64:
                 gate.forward = in_double(gate.forward, sys.modules[type(gate).__module__])
-            gate.register_forward_hook(lambda m, i, out, name=name: self._seen[name].append((out[0], out[2])))
+            gate.register_forward_hook(lambda m, i, out, name=name: self._seen[name].append(self._choice(out)))
+
+    def _choice(self, out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and experts of what a router gives: these and weights, or all experts' weights and logits (Llama 4)."""
+        return (out[0], out[2]) if len(out) == 3 else (out[1], out[1].topk(self._config.top_k).indices)
 
     def sequence_loss(self, sequences: int, length: int) -> Any:
         """The auxiliary losses of the sequence whose parts were run since the last call."""
@@ -241,5 +272,5 @@ class Routing:
                 f"b{layers[name]}" if layers[name] < last else f"mtp{layers[name] - last}"
             ): gate.e_score_correction_bias.clone()
             for name, gate in self._gates.items()
-            if self._config.router == "sigmoid"
+            if hasattr(gate, "e_score_correction_bias")
         }

@@ -37,7 +37,7 @@ class PlainModel:
         self.model, self.dtype, self.env = model, dtype, Environment(torch_operations, model)
         self.segments = build_segments(model) if layers is None else segments_of(model, layers)
         mixers = [segment.layer_kind.mixer for segment in self.segments if segment.layer_kind is not None]
-        self.ropes = dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None) or ropes_of(model)
+        self.ropes = dict.fromkeys(each for mixer in mixers for each in mixer.positional) or ropes_of(model)
         rng = np.random.default_rng(seed)
         self.units = {}
         for segment in self.segments:

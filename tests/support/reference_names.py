@@ -35,8 +35,8 @@ _ROWS["mlp.up_proj"] = ("mlp.gate_up_proj", 1)
 
 def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Our parameter `name` in a model's tensors by their own names. GPT-2's matrices are [in, out], and q, k, v one of them."""
-    key = name.replace("mlp.gate.", "mlp.router.") if name not in theirs else name
-    if key in theirs:
+    key = next((each for each in _names(name) if each in theirs), "")
+    if key:
         view = seen_as_ours(key, theirs)
         return theirs[key] if view is None else view(theirs[key])
     if ".linear_attn.conv_" in name:
@@ -83,17 +83,26 @@ def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return full.split((keys, keys, values))["qkv".index(part)]
 
 
+def _names(name: str) -> tuple[str, ...]:
+    """A parameter's name as it is here, in gpt-oss, and in Llama 4."""
+    router = name.replace("mlp.gate.", "mlp.router.")
+    fed = router.replace(".mlp.", ".feed_forward.").replace("shared_experts", "shared_expert")
+    return name, router, fed
+
+
 def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:
     """The view of a tensor that is a parameter of ours, for experts whose matrices are [in, out], as [experts, 2, ffn, hidden] and
     [experts, hidden, ffn]: with biases an up follows each gate, as in gpt-oss. None for others."""
     biased = key.removesuffix("_bias") + "_bias" in theirs
-    if ".experts." not in key or not biased or key.endswith("down_proj_bias"):
+    if ".experts." not in key or not (biased or ".feed_forward." in key) or key.endswith("down_proj_bias"):
         return None
     if key.endswith("down_proj"):
         return lambda tensor: tensor.mT
     if key.endswith("_bias"):
         return lambda tensor: tensor.unflatten(-1, (-1, 2)).mT
-    return lambda tensor: tensor.unflatten(-1, (-1, 2)).permute(0, 3, 2, 1)
+    if biased:
+        return lambda tensor: tensor.unflatten(-1, (-1, 2)).permute(0, 3, 2, 1)
+    return lambda tensor: tensor.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)
 
 
 def _rows_of(name: str, theirs: Mapping[str, torch.Tensor]) -> list[int]:

@@ -17,6 +17,7 @@ from fourfold.checkpoint.quantized import SCALE
 from fourfold.config import ModelConfig
 from fourfold.huggingface.tensors import balance_bias, module_of, num_modules
 from fourfold.model.layers import ropes_of
+from fourfold.model.rope import Rope
 from fourfold.model.rope_tables import rope_frequencies
 
 _PIECE = 1 << 24
@@ -117,7 +118,9 @@ def _is_frequencies(name: str, model: ModelConfig, reader: Reader) -> bool:
     tolerance = 1e-5 if found.dtype in (torch.float32, torch.float64) else 1e-2
     return any(
         found.shape == wanted.shape and torch.allclose(found.float(), wanted, rtol=tolerance, atol=0)
-        for wanted in (rope_frequencies(rope, scaled=scaled) for rope in ropes_of(model) for scaled in (True, False))
+        for rope in ropes_of(model)
+        if isinstance(rope, Rope)
+        for wanted in (rope_frequencies(rope, scaled=scaled) for scaled in (True, False))
     )
 
 

@@ -115,9 +115,9 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
                 f"model.longrope_scaling: {key} has {len(getattr(long, key))} factors, and {2 * pairs} elements of a head are "
                 f"rotated; allowed: {pairs} factors"
             )
-    if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
+    if scaling is not None and scaling.low_freq_factor > scaling.high_freq_factor:
         return (
-            f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is not below high_freq_factor = "
+            f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is above high_freq_factor = "
             f"{scaling.high_freq_factor}; values that work: low_freq_factor = 1.0, high_freq_factor = 4.0"
         )
     if yarn is not None and yarn.beta_slow > yarn.beta_fast:
@@ -130,6 +130,7 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
 
 _NOT_FOR_MLA: dict[str, tuple[object, ...]] = {
     "qk_norm": (False,),
+    "query_temperature": (None,),
     "qkv_bias": (False,),
     "attention_output_bias": (None, False),
     "attention_sinks": (False,),
@@ -150,6 +151,10 @@ def _norms_and_biases(model: ModelConfig) -> str | None:
             return f"model.{key} = {_toml(value)} is not known for MLA (model.key_value_rank); {usual}"
     if model.zero_centered_norm and model.norm == "layer":
         return 'model.zero_centered_norm = true is not known for model.norm = "layer"; a value that works: norm = "rms"'
+    if model.qk_norm_over == "all" and not model.qk_norm_weight:
+        return (
+            'model.qk_norm_weight = false is not known for model.qk_norm_over = "all"; allowed: qk_norm_over = "head"'
+        )
     if model.qk_norm_over == "all" and not model.qk_norm:
         return 'model.qk_norm_over = "all" needs model.qk_norm = true; leave it out, or state qk_norm = true'
     return None
@@ -177,6 +182,8 @@ def _rotation(model: ModelConfig) -> str | None:
 def _feed_forward(model: ModelConfig) -> str | None:
     if model.num_experts and model.activation not in ("silu", "clamped_swiglu"):
         return f"model.activation = {model.activation!r} is not known for experts; a value that works: silu"
+    if model.expert_bias and model.expert_scaling == "input":
+        return 'model.expert_bias = true is not known for model.expert_scaling = "input"; allowed: expert_scaling = "output"'
     if model.activation == "clamped_swiglu" and not model.gated:
         return "model.gated = false: model.activation = 'clamped_swiglu' is of a gate; a value that works: gated = true"
     for key, usual in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):

@@ -27,7 +27,7 @@ class RopeScaling(Section):
     low_freq_factor: Positive
     """Wavelengths above `original_max_position` / `low_freq_factor` are scaled in full."""
     high_freq_factor: Positive
-    """Wavelengths below `original_max_position` / `high_freq_factor` keep their frequency. More than `low_freq_factor`."""
+    """Wavelengths below `original_max_position` / `high_freq_factor` keep their frequency. At least `low_freq_factor`."""
     original_max_position: Size
     """Positions of the model before scaling [tokens]."""
 
@@ -75,6 +75,16 @@ class LongRopeScaling(Section):
     than 1."""
 
 
+class QueryTemperature(Section):
+    """Queries at position p of their document, from 0, are multiplied by 1 + `scale` x ln(1 + floor((p + 1) / `floor`)) (Nakanishi
+    2025, in the form of Llama 4)."""
+
+    scale: Positive = 0.1
+    """Weight of the logarithm."""
+    floor: Size = 8192
+    """Tokens after which the factor grows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
     """The keys that a layer may have of its own: see `exceptions`."""
@@ -99,6 +109,10 @@ class LayerConfig:
     """Divisor of all rotary frequencies (Chen et al. 2023). Default: 1."""
     longrope_scaling: LongRopeScaling | None = None
     """LongRoPE's scaling of rotary frequencies (Phi-3, Phi-4); not together with another scaling."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed (Qwen3). Default: false."""
+    query_temperature: QueryTemperature | None = None
+    """Factor of queries that grows with their position (Llama 4, where they are not rotated)."""
 
 
 class _Places(Section):
@@ -196,10 +210,10 @@ class ModelConfig(LayerConfig):
     """Whether the query, key and value projections have biases. Default: false."""
     attention_output_bias: bool | None = None
     """Whether attention's output projection has a bias. Left out: as `linear_bias`."""
-    qk_norm: bool = False
-    """Whether queries and keys are normed (Qwen3). Default: false."""
     qk_norm_over: Literal["head", "all"] = "head"
     """Elements that `qk_norm` norms together: those of each `head` (the default), or of `all` heads of a token (OLMo-2)."""
+    qk_norm_weight: bool = True
+    """Whether the norms of queries and keys have weights. Without, they stand behind the rotation (Llama 4). Default: true."""
     attention_scale: Positive | None = None
     """Factor of the scores of attention. Left out: 1 / sqrt(`head_dim`)."""
     attention_output_gate: bool = False
@@ -261,6 +275,8 @@ class ModelConfig(LayerConfig):
     """Whether the router's logits have biases (gpt-oss). Default: false."""
     expert_bias: bool = False
     """Whether the routed experts' projections have biases (gpt-oss). Default: false."""
+    expert_scaling: Literal["output", "input"] = "output"
+    """Side of the experts on which a token's routing weights multiply: `output` (the default) or `input` (Llama 4)."""
     normalize_top_k: bool = True
     """Whether a token's chosen scores are divided by their sum. Default: true."""
     routed_scaling: Positive = 1.0

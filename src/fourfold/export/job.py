@@ -57,6 +57,8 @@ def unwritten(model: ModelConfig) -> list[str]:
                 lines.append(f"exceptions: layers are alike there, and here differ in {', '.join(value)}")
         elif key.name not in WRITTEN and value != key.default:
             lines.append(f"{key.name} = {value}: is not in the file")
+    if model.yarn_scaling is not None and not model.yarn_scaling.truncate:
+        lines.append("yarn_scaling.truncate = false: is not in the file")
     return lines
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.whole_file import bounded
 from fourfold.huggingface.families import FAMILIES, SAME_AS, nearest_family
@@ -139,12 +139,26 @@ def stated_family(raw: dict[str, Any], source: str = "config.json") -> Family:
     """The family of a parsed `config.json`. Raises `UserError` where it is none of ours."""
     stated = raw.get("model_type")
     name = SAME_AS.get(stated, stated) if isinstance(stated, str) else stated
+    inside = text_family(raw)
+    if inside is not None and name != inside.name:
+        raise UserError(
+            f"{source}: model_type = {shortened(stated)} is a model of text and pictures; its decoder, text_config, is a "
+            f"{inside.name}, which is read from a folder of its own: transformers' {inside.architecture}.from_pretrained(FOLDER)"
+            ".save_pretrained(NEW) makes one; fourfold plan --model takes this one as it is"
+        )
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(
             f"{source}: model_type = {name!r} is not supported; allowed: {', '.join(FAMILIES)}; others can be planned "
             "(fourfold plan --model)"
         )
     return FAMILIES[name]
+
+
+def text_family(raw: Mapping[str, Any]) -> Family | None:
+    """The family of the decoder that a model of text and pictures describes in `text_config`; None where there is none."""
+    inside = raw.get("text_config")
+    stated = inside.get("model_type") if isinstance(inside, dict) else None
+    return FAMILIES.get(stated) if isinstance(stated, str) else None
 
 
 def to_config(model: ModelConfig, dtype: str = "float32", eos: int | None = None) -> dict[str, Any]:

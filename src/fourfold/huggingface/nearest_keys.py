@@ -53,7 +53,6 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "opt": {"max_position_embeddings": 2048},
     "gpt_neo": {"max_position_embeddings": 2048},
     "gpt_bigcode": {"n_positions": 1024},
-    "llama4_text": {"n_shared_experts": 1, "head_dim": 128, "rope_theta": 500000.0},
 }
 """Values that transformers takes where a family's `config.json` leaves a key out; only for keys that known files leave out."""
 _GATED = ("gemma", "t5gemma", "vaultgemma", "modernbert", "grok", "bitnet")
@@ -72,13 +71,12 @@ _SCALES = (
     "embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier", "logit_scale", "scale_emb",
     "scale_depth", "dim_model_base", "mup_width_scale", "mup_embeddings_scale", "lm_head_multiplier",
 )  # fmt: skip
-_SIGMOID = ("dots1", "minimax_m2", "llama4", "ernie4_5_moe_vl", "longcat", "bailing_moe")
+_SIGMOID = ("dots1", "minimax_m2", "ernie4_5_moe_vl", "longcat", "bailing_moe")
 _OF_FAMILIES: tuple[tuple[str, str], ...] = (
     ("gemma", "embeddings are not multiplied by the root of their width"),
     ("exaone4", "norms behind attention and feed-forward stand before them"),
     ("olmoe", "norms of queries and keys are per head"),
     ("minimax_m2", "norms of queries and keys are per head"),
-    ("llama4", "routers scale what experts give, not what they get"),
 )
 """Beginnings of families, and what all of their models have that no key says."""
 _NO_NUMBERS = {
@@ -231,7 +229,7 @@ def _rotary(raw: AskedKeys, family: str, values: dict[str, Any], differences: li
     if any(each not in (None, found.get("rope_theta")) for each in others):
         differences.append("layers with windows have the rotary base of the others")
     without = raw.get("no_rope_layer_interval"), raw.get("no_rope_layers")
-    if any(without) or family in ("smollm3", "llama4_text", "cohere2"):
+    if any(without) or family in ("smollm3", "cohere2"):
         differences.append("layers without positions have rotary ones")
     return found
 

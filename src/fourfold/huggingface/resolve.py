@@ -139,6 +139,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "router",
         "router_bias",
         "expert_bias",
+        "expert_scaling",
         "normalize_top_k",
         "routed_scaling",
         "num_expert_groups",
@@ -148,7 +149,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "balance_bias_speed",
         "capacity_factor",
     ),
-    "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
+    "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim"),
     "delta_value_heads": ("delta_key_heads", "delta_key_dim", "delta_value_dim"),
     "mtp_layers": ("mtp_loss",),
     "mup_base_hidden_size": ("mup_base_head_dim",),
@@ -182,6 +183,8 @@ def _drop_unused(values: dict[str, Any], stated: Mapping[str, Any]) -> None:
                     f"{needed} = {_EXAMPLES[needed]}"
                 )
             values.pop(key, None)
+    if stated.get("key_value_rank") == 0 and "rope_interleave" not in stated:
+        values.pop("rope_interleave", None)
 
 
 def _toml(value: Any) -> str:

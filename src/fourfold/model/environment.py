@@ -10,7 +10,7 @@ from fourfold.model.context.placement import Placement
 from fourfold.model.low_precision import GemmRecipe, Gemms, LowPrecisionGemms
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import ALONE, Parallel
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Positional
 
 SELECTIVE = frozenset(
     {"normed", "normed_latent", "normed_query", "down_input", "shared_down_input", "both", "gated_output"}
@@ -42,16 +42,16 @@ class Environment:
 @dataclass(frozen=True)
 class Microbatch:
     """Inputs of segments beside hidden states. tokens, targets [batch, seq] (-100: no loss); rope: cosines and sines [seq or batch
-    x seq, 1, width / 2] of every rotary embedding that some layer has; document_lengths: per row the lengths of its documents, or
-    None where attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are
-    learned, or some layer is recurrent and documents are kept apart; ahead_tokens, ahead_targets [D, batch, seq]: what the D MTP
-    modules read, the k-th the tokens k places on in their document (any where there is none) and those tokens' targets (-100 where
-    there is none); documents: what attention derives from their lengths in the first layer, for all; placement: which chunks of the
-    rows each ring rank of context parallelism has, None for zig-zag."""
+    x seq, 1, width / 2] of every rotary embedding that some layer has, and the factors of temperatures; document_lengths: per row
+    the lengths of its documents, or None where attention may cross them; positions [batch, seq]: where each token stands in its
+    document, None unless they are learned, or some layer is recurrent and documents are kept apart; ahead_tokens, ahead_targets
+    [D, batch, seq]: what the D MTP modules read, the k-th the tokens k places on in their document (any where there is none) and
+    those tokens' targets (-100 where there is none); documents: what attention derives from their lengths in the first layer, for
+    all; placement: which chunks of the rows each ring rank of context parallelism has, None for zig-zag."""
 
     tokens: Array
     targets: Array
-    rope: Mapping[Rope, tuple[Array, Array]]
+    rope: Mapping[Positional, tuple[Array, Array]]
     document_lengths: Sequence[Sequence[int]] | None = None
     positions: Array | None = None
     ahead_tokens: Array | None = None

@@ -14,7 +14,7 @@ from fourfold.model.kinds.routed import RoutedFeedForward
 from fourfold.model.kinds.short_convolution import ShortConvolution
 from fourfold.model.layer import FeedForward, Layer
 from fourfold.model.norm import Norm
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Positional, Rope, Temperature
 from fourfold.model.swiglu import ClampedSwiGLU, Gate
 
 
@@ -42,11 +42,11 @@ def reads_in_order(model: ModelConfig) -> bool:
     return not all(mixer.attends for mixer in mixers_of(model))
 
 
-def ropes_of(model: ModelConfig) -> tuple[Rope, ...]:
-    """The rotary embeddings of its layers, each once."""
+def ropes_of(model: ModelConfig) -> tuple[Positional, ...]:
+    """The rotary embeddings of its layers, and the temperatures of queries, each once."""
     if model.block is not None:
         return (_rope(model) or Rope(0),)
-    return tuple(dict.fromkeys(mixer.rope for mixer in mixers_of(model) if mixer.rope is not None))
+    return tuple(dict.fromkeys(each for mixer in mixers_of(model) for each in mixer.positional))
 
 
 def final_norm(model: ModelConfig) -> Norm:
@@ -73,6 +73,10 @@ def rotated_width(model: ModelConfig) -> int:
 
 def _head_norm(model: ModelConfig) -> Norm:
     return Norm("rms", model.norm_eps, model.zero_centered_norm)
+
+
+def _query_key_norm(model: ModelConfig) -> QueryKeyNorm:
+    return QueryKeyNorm(_head_norm(model), model.qk_norm_over, model.qk_norm_weight)
 
 
 def _rope(model: ModelConfig) -> Rope | None:
@@ -114,8 +118,9 @@ def _mixer(model: ModelConfig) -> Mixer:
         head_dim=model.head_dim,
         qkv_bias=model.qkv_bias,
         output_bias=model.linear_bias if model.attention_output_bias is None else model.attention_output_bias,
-        qk_norm=QueryKeyNorm(_head_norm(model), model.qk_norm_over) if model.qk_norm else None,
+        qk_norm=_query_key_norm(model) if model.qk_norm else None,
         rope=_rope(model),
+        temperature=None if (found := model.query_temperature) is None else Temperature(found.scale, found.floor),
         scale=model.attention_scale,
         output_gate=model.attention_output_gate,
         sinks=model.attention_sinks,
@@ -147,6 +152,7 @@ def _feed_forward(model: ModelConfig, layer: int) -> FeedForward:
             model.expert_bias,
             model.router_bias,
             model.shared_expert_gate,
+            model.expert_scaling,
         )
     if model.gated:
         return GatedFeedForward(model.ffn_size, activation=_gate(model))

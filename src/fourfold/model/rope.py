@@ -1,5 +1,6 @@
-"""Rotary position embedding (Su et al. 2021): pairs of a head's elements turned by angles that grow with the position; and the
-factors by which YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024) scale cosines and scores for a longer context."""
+"""Rotary position embedding (Su et al. 2021): pairs of a head's elements turned by angles that grow with the position; the
+factors by which YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024) scale cosines and scores for a longer context; and factors
+of queries by position."""
 
 import math
 from dataclasses import dataclass
@@ -40,6 +41,24 @@ class Rope:
         if not isinstance(scaling, YarnScaling) or not scaling.mscale_all_dim:
             return 1.0
         return _magnitude(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """The factor of a query at position p, 1 + scale log(1 + floor((p + 1) / floor)): two numbers a position, the factor in the
+    compute format and what it is short of."""
+
+    scale: float
+    floor: int
+
+    @property
+    def width(self) -> int:
+        """Numbers of a position, as a rotary embedding has."""
+        return 2
+
+
+Positional = Rope | Temperature
+"""A rotary embedding or a temperature: `rope_tables` has the tables that a token reads by its position."""
 
 
 def rotate_(ops: Operations, x: Array, cos: Array, sin: Array, interleave: bool = False, inverse: bool = False) -> None:

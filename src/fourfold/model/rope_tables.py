@@ -9,15 +9,25 @@ import torch
 from torch import Tensor
 
 from fourfold.config.model_config import LongRopeScaling, RopeScaling, YarnScaling
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Positional, Rope, Temperature
 
 
-def rope_tables(rope: Rope, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(rope: Positional, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of every position's angles in sequences of `length` tokens, each [length, width / 2]. Angles are fp32, as in the
-    released models."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(rope, length))
-    cos, sin = angles.cos().mul_(rope.table_scale), angles.sin().mul_(rope.table_scale)
+    released models. A temperature has its factor in two parts, as `Temperature` says."""
+    if isinstance(rope, Temperature):
+        cos, sin = _temperatures(rope, length, dtype)
+    else:
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(rope, length))
+        cos, sin = angles.cos().mul_(rope.table_scale), angles.sin().mul_(rope.table_scale)
     return cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype)
+
+
+def _temperatures(temperature: Temperature, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    positions = torch.arange(length, dtype=torch.float32).unsqueeze(-1)
+    factor = torch.log1p(torch.floor((positions + 1.0) / temperature.floor)) * temperature.scale + 1.0
+    rounded = factor.to(dtype)
+    return rounded, factor - rounded.to(factor.dtype)
 
 
 def rope_frequencies(rope: Rope, length: int = 1, scaled: bool = True) -> Tensor:
@@ -41,8 +51,9 @@ def rope_frequencies(rope: Rope, length: int = 1, scaled: bool = True) -> Tensor
 def _scale_llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Long wavelengths are divided by `factor`, short ones kept, those between blended linearly in wave count."""
     waves = scaling.original_max_position / (2 * math.pi / frequencies)
-    blend = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
+    blended = scaling.high_freq_factor - scaling.low_freq_factor
+    blend = waves >= scaling.low_freq_factor if blended == 0 else (waves - scaling.low_freq_factor) / blended
+    blend = blend.to(frequencies.dtype).clamp(0.0, 1.0)
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
 
 

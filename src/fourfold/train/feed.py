@@ -13,7 +13,7 @@ from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
 from fourfold.model.layers import reads_in_order, reads_positions, ropes_of, windows_of
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Positional
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
@@ -39,12 +39,12 @@ class RotaryTables:
     """cos and sin [sequence_length, width / 2] of every rotary embedding of a model, on a device. Iterates over all of them."""
 
     device: torch.device
-    by_rope: Mapping[Rope, tuple[torch.Tensor, torch.Tensor]]
+    by_rope: Mapping[Positional, tuple[torch.Tensor, torch.Tensor]]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return chain.from_iterable(self.by_rope.values())
 
-    def at(self, positions: torch.Tensor | None) -> dict[Rope, tuple[torch.Tensor, torch.Tensor]]:
+    def at(self, positions: torch.Tensor | None) -> dict[Positional, tuple[torch.Tensor, torch.Tensor]]:
         """Tables of some positions [...] -> [..., 1, width / 2]; None: of all in order."""
         return {
             rope: tuple((table if positions is None else table[positions]).unsqueeze(-2) for table in tables)  # type: ignore[misc]

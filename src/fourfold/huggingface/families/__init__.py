@@ -14,6 +14,7 @@ from fourfold.huggingface.families.gpt2 import GPT2
 from fourfold.huggingface.families.gpt_oss import GPT_OSS
 from fourfold.huggingface.families.lfm2 import LFM2
 from fourfold.huggingface.families.llama import LLAMA
+from fourfold.huggingface.families.llama4 import LLAMA4
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
 from fourfold.huggingface.families.olmo import OLMO2, OLMO3
 from fourfold.huggingface.families.phi3 import PHI3
@@ -25,7 +26,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3),
         *(OLMO2, OLMO3, GEMMA2, GEMMA3),
-        *(GLM4_MOE, QWEN3_NEXT, GPT_OSS, LFM2),
+        *(GLM4_MOE, QWEN3_NEXT, GPT_OSS, LFM2, LLAMA4),
     )
 }
 """Families by `model_type`. A model that several families can be belongs to the first."""

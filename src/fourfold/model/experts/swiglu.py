@@ -1,18 +1,20 @@
-"""The experts' own arithmetic: each row through its expert's SwiGLU, times the row's routing weight.
+"""The experts' own arithmetic: each row through its expert's SwiGLU, and times its routing weight, before or behind it.
 
 Biases: every rank of `etp` adds its part of the down projection's, whose elements it shares out as it does the inner width's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fourfold.model.operations import Array, Groups, Operations
 from fourfold.model.parallel import Group
 from fourfold.model.parameter import Parameters
-from fourfold.model.swiglu import Gate, swiglu, swiglu_backward_
+from fourfold.model.swiglu import Gate, swiglu, swiglu_again, swiglu_backward_
 from fourfold.model.weights import Weight
 
 T = TypeVar("T")
+Scaling = Literal["output", "input"]
+"""The side of an expert on which a row's routing weight multiplies."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +36,31 @@ def experts_forward(
     groups: Groups,
     activation: Gate = "silu",
     etp: Group | None = None,
+    scaling: Scaling = "output",
 ) -> tuple[Array, Array]:
     """rows [m, hidden] sorted by expert, scale [m] their routing weights -> (output [m, hidden], gate and up [m, 2
     ffn]).
 
     The weight scales the gated product, so that its gradient needs no output: nothing of the way back is kept.
     """
+    if scaling == "input":
+        with ops.fused("experts"):
+            rows = ops.copy(rows).mul_(scale.unsqueeze(-1))
     activations = ops.grouped_matmul(rows, w.gate_up.data.flatten(1, 2).transpose(1, 2), groups)
     if w.gate_up_bias is not None:
         with ops.fused():
             activations.add_(ops.take(w.gate_up_bias.data.flatten(1), _experts_of(ops, groups, rows)))
+    del rows
     with ops.fused("experts"):
-        down_input = weighted(ops, activations, scale, activation)
+        if scaling == "output":
+            down_input = weighted(ops, activations, scale, activation)
+        else:
+            down_input = swiglu(ops, activations, activation)
     out = ops.grouped_matmul(down_input, w.down.data.transpose(1, 2), groups)
     del down_input
     if w.down_bias is not None:
         with ops.fused():
-            added = ops.take(w.down_bias.data, _experts_of(ops, groups, rows))
+            added = ops.take(w.down_bias.data, _experts_of(ops, groups, out))
             _own_columns(out, etp).add_(added.mul_(scale.unsqueeze(-1)))
             del added
     return out, activations
@@ -71,10 +81,13 @@ def experts_backward(
     groups: Groups,
     activation: Gate = "silu",
     etp: Group | None = None,
+    scaling: Scaling = "output",
 ) -> tuple[Array, Array, Callable[[], None]]:
     """Gradients of rows [m, hidden] and scale [m], and the gate and up gradient yet to be added, which can run while the
     others travel. The down gradient is added. `given`: the gradient of the output [m, hidden], rows [m, hidden], and gate and
     up [m, 2 ffn], which are overwritten; taken out of the list."""
+    if scaling == "input":
+        return _input_scaled_backward(ops, given, scale, w, groups, activation)
     grad, rows, activations = given
     given.clear()
     of_bias = _down_bias_backward(ops, grad, scale, w.down_bias, groups, etp) if w.down_bias is not None else None
@@ -104,6 +117,26 @@ def experts_backward(
         _add_rows(ops, w.gate_up_bias, activations, groups)
     grad_rows = ops.grouped_matmul(activations, w.gate_up.data.flatten(1, 2), groups)
     return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, w.gate_up, activations, rows, groups)
+
+
+def _input_scaled_backward(
+    ops: Operations, given: list[Array], scale: Array, w: ExpertParameters[Weight], groups: Groups, activation: Gate
+) -> tuple[Array, Array, Callable[[], None]]:
+    grad, rows, activations = given
+    given.clear()
+    grad_down_input = ops.grouped_matmul(grad, w.down.data, groups)
+    activated, down_input = swiglu_again(ops, activations, activation)
+    add_grouped_matmul(ops, w.down, grad, down_input, groups)
+    del down_input, grad
+    with ops.fused("experts"):
+        swiglu_backward_(ops, [grad_down_input, activated], activations, activation)
+        del grad_down_input, activated
+    grad_rows, column = ops.grouped_matmul(activations, w.gate_up.data.flatten(1, 2), groups), scale.unsqueeze(-1)
+    with ops.fused("experts"):
+        grad_scale = (grad_rows * rows).sum(-1, dtype=scale.dtype)
+        grad_rows.mul_(column)
+        scaled = ops.copy(rows).mul_(column)
+    return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, w.gate_up, activations, scaled, groups)
 
 
 def _gated_again(ops: Operations, gate_up: Array, activation: Gate) -> tuple[Array | None, Array]:

@@ -9,9 +9,9 @@ from typing import TypeVar
 from fourfold.model.context.attention import attend_backward, attend_forward
 from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
-from fourfold.model.operations import Array
+from fourfold.model.operations import Array, Operations
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, bias, column, row, split_bias
-from fourfold.model.rope import Rope, rotate_, rotate_into
+from fourfold.model.rope import Positional, Rope, Temperature, rotate_, rotate_into
 from fourfold.model.tensor_parallel import InputSource, add_bias, column_backward, gather_tokens, row_parallel
 from fourfold.model.weights import Weight
 
@@ -35,10 +35,10 @@ class AttentionParameters(Parameters[T]):
 
 @dataclass(frozen=True)
 class GroupedAttention(Mixer):
-    """`scale`: of the scores, None: 1/sqrt(head_dim). `output_gate`: the output is multiplied by the sigmoid of a gate, which comes
-    from the input as queries do (Qwen3-Next). `sinks`: a logit of every head that takes a share of the attention and gives
-    nothing (gpt-oss). `softcap`: scores s become softcap x tanh(s / softcap) (Gemma-2). `window`: the keys that a query sees at
-    most, itself the last; `chunk`: tokens of the parts of a document within which it sees; None: no limit."""
+    """`temperature`: of queries. `scale`: of the scores, None: 1/sqrt(head_dim). `output_gate`: the output is multiplied by the
+    sigmoid of a gate, which comes from the input as queries do (Qwen3-Next). `sinks`: a logit of every head that takes a share of
+    the attention and gives nothing (gpt-oss). `softcap`: scores s become softcap x tanh(s / softcap) (Gemma-2). `window`: the keys
+    that a query sees at most, itself the last; `chunk`: tokens of the parts of a document within which it sees; None: no limit."""
 
     num_heads: int
     num_kv_heads: int
@@ -47,12 +47,18 @@ class GroupedAttention(Mixer):
     output_bias: bool = False
     qk_norm: QueryKeyNorm | None = None
     rope: Rope | None = None
+    temperature: Temperature | None = None
     scale: float | None = None
     output_gate: bool = False
     sinks: bool = False
     softcap: float | None = None
     window: int | None = None
     chunk: int | None = None
+
+    @property
+    def positional(self) -> tuple[Positional, ...]:
+        """The tables that it reads."""
+        return tuple(each for each in (self.rope, self.temperature) if each is not None)
 
     @property
     def words(self) -> str:
@@ -76,8 +82,12 @@ class GroupedAttention(Mixer):
             qkv=tuple(column(f"self_attn.{n}.weight", r, widths.hidden, widths.std, kv_heads=kv) for n, r, kv in rows),
             qkv_bias=tuple(split_bias(f"self_attn.{n}.bias", r, kv) for n, r, kv in rows) if self.qkv_bias else None,
             output_bias=bias("self_attn.o_proj.bias", widths.hidden) if self.output_bias else None,
-            query_norm=None if norm is None else norm.declare("self_attn.q_norm", self.num_heads, self.head_dim, False),
-            key_norm=None if norm is None else norm.declare("self_attn.k_norm", self.num_kv_heads, self.head_dim, True),
+            query_norm=None
+            if norm is None or not norm.weights
+            else norm.declare("self_attn.q_norm", self.num_heads, self.head_dim, False),
+            key_norm=None
+            if norm is None or not norm.weights
+            else norm.declare("self_attn.k_norm", self.num_kv_heads, self.head_dim, True),
             sinks=ParameterSpec("self_attn.sinks", (self.num_heads,), widths.std, False, 0) if self.sinks else None,
         )
 
@@ -116,11 +126,16 @@ class GroupedAttention(Mixer):
                 qkv = ops.concatenate((both[..., 0, :], qkv[..., 2 * heads :, :]), dim=-2)
                 del both
         turned = qkv[..., : heads + kv_heads, :]
-        if self.qk_norm is not None:
+        if self.qk_norm is not None and self.qk_norm.weights:
             self.qk_norm.forward_(run, turned, heads, _norms(w), self._widths)
         if self.rope is not None:
             with ops.fused():
                 rotate_(ops, turned[..., : self.rope.width], *batch.rope[self.rope], self.rope.interleave)
+        if self.qk_norm is not None and not self.qk_norm.weights:
+            self.qk_norm.plain_forward_(run, turned)
+        if self.temperature is not None:
+            with ops.fused():
+                qkv[..., :heads, :].mul_(_factor(ops, *batch.rope[self.temperature]))
         if self.scale is not None:
             with ops.fused():
                 qkv[..., :heads, :].mul_(self._score_scale)
@@ -133,9 +148,13 @@ class GroupedAttention(Mixer):
         of the lists."""
         heads, kv_heads = self.local_heads(w)
         with run.ops.fused():
+            self._scale_gradient(run, grads)
+        if self.qk_norm is not None and not self.qk_norm.weights:
+            grads[:2] = self.qk_norm.plain_backward(run, *grads[:2])
+        with run.ops.fused():
             grad_qkv = self._joined_gradients(run, grads)
         turned = grad_qkv[..., : heads + kv_heads, :]
-        if self.qk_norm is not None:
+        if self.qk_norm is not None and self.qk_norm.weights:
             self.qk_norm.backward_(run, turned, heads, _norms(w), self._widths)
         del turned
         if self.output_gate:
@@ -156,17 +175,23 @@ class GroupedAttention(Mixer):
         heads = w.output.data.shape[1] // self.head_dim
         return heads, (w.qkv.data.shape[0] // self.head_dim - (1 + self.output_gate) * heads) // 2
 
+    def _scale_gradient(self, run: Pass, grads: list[Array]) -> None:
+        """Puts q's gradient before its factors in the place of that behind them."""
+        if self.scale is not None:
+            grads[0] = grads[0] * self._score_scale
+        if self.temperature is not None:
+            factor = _factor(run.ops, *run.batch.rope[self.temperature])
+            grads[0] = run.ops.copy(grads[0]).mul_(factor)
+
     def _joined_gradients(self, run: Pass, grads: list[Array]) -> Array:
         """q, k and v's gradients, taken out of the list, in one array [batch, seq, heads + 2 kv_heads, head_dim], turned back where
         q and k were rotated."""
         ops = run.ops
-        if self.scale is not None:
-            grads[0] = grads[0] * self._score_scale
         if self.rope is None:
             joined = ops.concatenate(grads, dim=-2)
             grads.clear()
             return joined
-        if self.rope.width < self.head_dim:
+        if self.rope.width < self.head_dim or self.rope.interleave:
             joined = ops.concatenate(grads, dim=-2)
             turned = joined[..., : grads[0].shape[2] + grads[1].shape[2], : self.rope.width]
             grads.clear()
@@ -198,6 +223,10 @@ def _norms(w: AttentionParameters[Weight]) -> tuple[Weight, Weight]:
     assert w.query_norm is not None
     assert w.key_norm is not None
     return w.query_norm, w.key_norm
+
+
+def _factor(ops: Operations, rounded: Array, rest: Array) -> Array:
+    return ops.upcast(rounded) + ops.upcast(rest)
 
 
 def spans(window: int | None, chunk: int | None) -> str:

@@ -8,7 +8,7 @@ from fourfold.model.experts.balance import Balancing
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Parallel
 from fourfold.model.parameter import Widths
-from fourfold.model.rope import Rope
+from fourfold.model.rope import Positional, Rope
 from fourfold.model.tensor_parallel import InputSource
 
 
@@ -45,6 +45,11 @@ class Mixer:
     rope: Rope | None = None
     window: int | None = None
     chunk: int | None = None
+
+    @property
+    def positional(self) -> tuple[Positional, ...]:
+        """The tables that it reads by position."""
+        return () if self.rope is None else (self.rope,)
 
     @property
     def words(self) -> str:

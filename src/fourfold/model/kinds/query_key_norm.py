@@ -19,10 +19,12 @@ Weights = tuple[Weight, Weight]
 
 @dataclass(frozen=True)
 class QueryKeyNorm:
-    """`of`: what is normed together, a head or all heads of a token."""
+    """`of`: what is normed together, a head or all heads of a token. `weights`: whether the norms have some. Without,
+    they are of heads, and stand behind the rotation (Llama 4)."""
 
     norm: Norm
     of: Literal["head", "all"] = "head"
+    weights: bool = True
 
     def declare(self, name: str, heads: int, head_dim: int, kv_heads: bool) -> ParameterSpec:
         if self.of == "head":
@@ -82,6 +84,30 @@ class QueryKeyNorm:
                 g.addcmul_(ops.upcast(part), mean.mul_(s), value=-1).mul_(s)
                 into.copy_(g.to(grad.dtype).view(into.shape))
                 del g
+
+    def plain_forward_(self, run: Pass, x: Array) -> None:
+        """Norms every head of x in place, without weights, and keeps it as it was."""
+        ops = run.ops
+        with ops.fused():
+            unnormed = x.clone()
+            source = ops.upcast(unnormed)
+            scale = ops.vector_norm(source).square_().div_(x.shape[-1]).add_(self.norm.eps).rsqrt_()
+            x.copy_(source * scale)
+            del source
+        run.saved.keep(unnormed=unnormed, head_scale=scale)
+
+    def plain_backward(self, run: Pass, *grads: Array) -> list[Array]:
+        """The gradients of what was normed, queries' and keys', from those of the norms' outputs."""
+        ops = run.ops
+        x, scale = run.saved.take("unnormed"), run.saved.take("head_scale")
+        heads, found = grads[0].shape[-2], []
+        for grad, part, s in zip(grads, _split(x, heads), _split(scale, heads), strict=True):
+            with ops.fused():
+                g, source = ops.upcast(grad), ops.upcast(part)
+                mean = (g * source).sum(-1, keepdim=True).div_(x.shape[-1]).mul_(s).mul_(s)
+                found.append((source * mean).neg_().add_(g).mul_(s).to(grad.dtype))
+                del g, source, mean
+        return found
 
     def _heads_backward_(self, run: Pass, grad: Array, heads: int, weights: Weights) -> None:
         x, scale = run.saved.take("unnormed"), run.saved.take("head_scale")

@@ -26,7 +26,7 @@ from fourfold.model.experts.dispatch import (
 from fourfold.model.experts.parts import Parts
 from fourfold.model.experts.router import Choice, Routing, choose, score, score_backward, weights_backward
 from fourfold.model.experts.shared import join, own_tokens, shared_backward, shared_forward
-from fourfold.model.experts.swiglu import ExpertParameters, experts_backward, experts_forward
+from fourfold.model.experts.swiglu import ExpertParameters, Scaling, experts_backward, experts_forward
 from fourfold.model.kinds.feed_forward import GatedFeedForward, GatedParameters
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.operations import Array
@@ -54,7 +54,8 @@ class RoutedParameters(Parameters[T]):
 class RoutedFeedForward:
     """Experts of `ffn_size`, each a SwiGLU, of which every token passes some; and `num_shared_experts` that it passes always, as
     one feed-forward of as many times that size. `bias`: of the experts' projections, `router_bias`: of the router's logits.
-    `shared_gate`: the shared experts' output is multiplied by the sigmoid of a number of each token (Qwen3-Next)."""
+    `shared_gate`: the shared experts' output is multiplied by the sigmoid of a number of each token (Qwen3-Next). `scaling`: what
+    routing weights multiply."""
 
     ffn_size: int
     routing: Routing
@@ -63,6 +64,7 @@ class RoutedFeedForward:
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
+    scaling: Scaling = "output"
 
     @property
     def shared(self) -> GatedFeedForward | None:
@@ -118,7 +120,7 @@ class RoutedFeedForward:
         expert_rows, row_scale = rows.wait(), scale.wait()
         del rows, scale
         output, gate_up = experts_forward(
-            ops, expert_rows, row_scale, w.experts, route.groups, self.activation, parallel.etp
+            ops, expert_rows, row_scale, w.experts, route.groups, self.activation, parallel.etp, self.scaling
         )
         saved.keep(rows=expert_rows, row_scale=row_scale, expert_gate_up=gate_up)
         del expert_rows, row_scale, gate_up
@@ -188,7 +190,7 @@ class RoutedFeedForward:
         given = [incoming.wait(), saved.take("rows"), saved.take("expert_gate_up")]
         row_scale = saved.take("row_scale")
         grad_rows, grad_scale, add_gate_up = experts_backward(
-            ops, given, row_scale, w.experts, route.groups, self.activation, etp
+            ops, given, row_scale, w.experts, route.groups, self.activation, etp, self.scaling
         )
         del row_scale
         given = [grad_rows]
