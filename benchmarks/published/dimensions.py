@@ -187,7 +187,7 @@ def _options(
         "norm": "rms" if special else stated.norm or "layer",
         "activation": "gelu",
         "gated": False,
-        "linear_bias": bias,
+        "linear_bias": bias and not stated.is_mla,
         "qkv_bias": bias and not stated.is_mla,
         "positions": "rope" if stated.is_mla or squared else stated.positions or "learned",
         "tie_embeddings": tied if tied is not None else imputed.fill("tie_embeddings", not squared),
