@@ -95,7 +95,7 @@ CONTEXT = [
     _split("half_of_a_ranks_own_keys_get_no_gradient", 2, cp=2),
     _split("half_of_a_ranks_own_keys_get_no_gradient", 2, masked=True, cp=2, cp_method="all_gather"),
     _split("gradients_of_gathered_keys_are_not_summed", 2, cp=2, cp_method="all_gather"),
-    _split("rotary_positions_are_counted_from_each_ranks_first", 2, cp=2),
+    _split("rotary_positions_are_counted_from_each_ranks_last", 2, cp=2),
     _split("ranks_have_consecutive_positions", 2, cp=2, cp_method="ulysses"),
     _split("ranks_have_consecutive_positions", 2, cp=2),
     _split("heads_travel_to_each_others_ranks", 2, cp=2, cp_method="ulysses"),

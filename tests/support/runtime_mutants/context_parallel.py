@@ -70,12 +70,12 @@ def gradients_of_gathered_keys_are_not_summed() -> Iterator[None]:
 
 
 @mutant
-def rotary_positions_are_counted_from_each_ranks_first() -> Iterator[None]:
+def rotary_positions_are_counted_from_each_ranks_last() -> Iterator[None]:
     def make(original: Any) -> Any:
         def load(self: Any, microbatch: int) -> Any:
             batch = original(self, microbatch)
-            cos, sin = (table[: batch.tokens.shape[1]].unsqueeze(-2) for table in self._tables)
-            return replace(batch, cos=cos, sin=sin)
+            first = {rope: tuple(each.flip(0) for each in both) for rope, both in batch.rope.items()}
+            return replace(batch, rope=first)
 
         return load
 

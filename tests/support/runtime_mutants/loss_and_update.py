@@ -50,8 +50,8 @@ def the_loss_is_each_ranks_own() -> Iterator[None]:
 @mutant
 def all_ranks_read_the_same_rows() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def init(self: Any, batch: Any, spec: Any, rank: int) -> None:
-            original(self, batch, spec, 0)
+        def init(self: Any, batch: Any, spec: Any, rank: int, *device: Any) -> None:
+            original(self, batch, spec, 0, *device)
 
         return init
 
