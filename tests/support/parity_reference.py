@@ -200,7 +200,7 @@ def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
     config = AutoConfig.for_model(
         raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
     )
-    attention = "eager" if model.attention_sinks else attention_of(model.family)
+    attention = attention_of(model.family)
     theirs = AutoModelForCausalLM.from_config(config, attn_implementation=attention, experts_implementation="eager")
     theirs = theirs.to(dtype)
     for module in theirs.modules():  # a number that was rounded to fp32 when the model was made
@@ -210,8 +210,8 @@ def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
 
 
 def attention_of(family: str) -> str:
-    """The attention of transformers that computes all that a family's does: torch's caps no scores."""
-    return "eager" if family == "gemma2" else "sdpa"
+    """The attention of transformers that computes all that a family's does: torch's caps no scores and has no sinks."""
+    return "eager" if family in ("gemma2", "gpt_oss") else "sdpa"
 
 
 def in_double(forward: Callable[..., Any], module: Any) -> Callable[..., Any]:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
 from fourfold.model.tensor_parallel import Arriving, ColumnInput
 from fourfold.runtime.compute import SegmentRunner
 from tests.support import parity_ranks
