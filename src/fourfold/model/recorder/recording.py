@@ -81,7 +81,8 @@ class Region:
     def __exit__(self, *_: object) -> None:
         self.recording.region = None
         least = sum(self.read.values()) + sum(self.written.values()) + sum(cell[0] for cell in self.born)
-        self.recording.work.append(Elementwise(self.bytes, min(least, self.bytes), self.launches, self.part))
+        if self.launches:
+            self.recording.work.append(Elementwise(self.bytes, min(least, self.bytes), self.launches, self.part))
 
 
 class Recording:
