@@ -108,7 +108,7 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
         return f"model.{stated[0]} and model.{stated[1]} are both stated; keep one of them"
     if model.positions == "learned" and stated:
         return f'model.{stated[0]} needs rotary positions; leave it out, or state positions = "rope"'
-    pairs = (model.rope_head_dim if model.is_mla else int(model.head_dim * model.rotary_fraction)) // 2
+    pairs = model.rotated_width // 2
     for key in ("short_factor", "long_factor") if long is not None else ():
         if len(getattr(long, key)) != pairs:
             return (
@@ -169,7 +169,7 @@ def _toml(value: object) -> str:
 def _rotation(model: ModelConfig) -> str | None:
     if model.is_mla or model.positions != "rope":
         return None
-    width = int(model.head_dim * model.rotary_fraction)
+    width = model.rotated_width
     if width < 2 or width % 2 or width > model.head_dim:
         fit = 1.0 if width > model.head_dim else max(2, width // 2 * 2) / model.head_dim
         return (
@@ -309,7 +309,7 @@ def _balancing(model: ModelConfig) -> str | None:
 
 def _own_block(model: ModelConfig) -> str | None:
     """A person's own block takes the place of what these keys say."""
-    if model.block is not None and any(each.mixer != "attention" for each in model.layer_configs):
+    if model.block is not None and model.mixer != "attention":
         return f'model.block = {model.block!r} has no mixer; a value that works: mixer = "attention"'
     for key in ("num_experts", "key_value_rank", "mtp_layers"):
         value = getattr(model, key)
@@ -328,7 +328,7 @@ def _mup(model: ModelConfig) -> str | None:
     stated = f"model.mup_base_hidden_size = {base}"
     if model.tie_embeddings:
         return f"{stated}: muP gives embedding and unembedding different scales; a value that works: tie_embeddings = false"
-    if any(each.mixer != "attention" for each in model.layer_configs):
+    if model.mixer != "attention":
         return f'{stated} is not known for model.mixer; what works: mixer = "attention", or no mup_base_hidden_size'
     for key in ("key_value_rank", "mtp_layers", "block"):
         if value := getattr(model, key):

@@ -304,6 +304,11 @@ class ModelConfig(LayerConfig):
         """Multi-head latent attention."""
         return self.key_value_rank is not None
 
+    @property
+    def rotated_width(self) -> int:
+        """The elements of a head that are rotated where positions are rotary, as transformers counts them."""
+        return self.rope_head_dim if self.is_mla else int(self.head_dim * self.rotary_fraction)
+
     def is_moe(self, layer: int) -> bool:
         """Whether a block's feed-forward is a mixture of experts."""
         return self.num_experts > 0 and layer >= self.first_dense_layers and (layer + 1) % self.moe_period == 0

@@ -66,11 +66,6 @@ def reads_positions(model: ModelConfig, document_mask: bool) -> bool:
     return model.positions == "learned" or (document_mask and reads_in_order(model))
 
 
-def rotated_width(model: ModelConfig) -> int:
-    """The elements of a head of grouped-query attention that are rotated, an even number, as transformers counts them."""
-    return int(model.head_dim * model.rotary_fraction)
-
-
 def _head_norm(model: ModelConfig) -> Norm:
     return Norm("rms", model.norm_eps, model.zero_centered_norm)
 
@@ -83,9 +78,8 @@ def _rope(model: ModelConfig) -> Rope | None:
     """The rotary embedding of its heads, None where they are not rotated."""
     if model.positions != "rope":
         return None
-    width = model.rope_head_dim if model.is_mla else rotated_width(model)
     scaling = model.yarn_scaling or model.rope_scaling or model.longrope_scaling
-    return Rope(width, model.rope_theta, scaling, model.rope_interleave, model.linear_scaling)
+    return Rope(model.rotated_width, model.rope_theta, scaling, model.rope_interleave, model.linear_scaling)
 
 
 def _mixer(model: ModelConfig) -> Mixer:
