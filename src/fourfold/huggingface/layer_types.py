@@ -69,6 +69,7 @@ def read_period(
     source: str,
     period: int,
     ropes: Mapping[str, Mapping[str, Any]] | None = None,
+    usual_window: int = _WINDOW,
 ) -> None:
     """Fills `sliding_window` and `exceptions` for families in which, without `layer_types`, the last of each so many layers has no
     window. `ropes`: the rotary keys of each kind of layer, where they differ."""
@@ -79,7 +80,7 @@ def read_period(
     own: dict[str, dict[str, Any]] = {kind: {**(ropes or {}).get(kind, {})} for kind in (FULL, SLIDING)}
     own[FULL]["sliding_window"] = OFF
     if SLIDING in kinds:
-        own[SLIDING]["sliding_window"] = number(raw.get("sliding_window", _WINDOW), "sliding_window", source, int)
+        own[SLIDING]["sliding_window"] = number(raw.get("sliding_window", usual_window), "sliding_window", source, int)
     common = dict(own[SLIDING if SLIDING in kinds else FULL])
     for kind in kinds:  # a layer can have a scaling of its own, and not none
         common.update({key: None for key, value in own[kind].items() if value is None})
@@ -88,15 +89,11 @@ def read_period(
     values["exceptions"] = exceptions_of([differ[kind] for kind in kinds])
 
 
-def read_kinds(
-    raw: Mapping[str, Any], values: dict[str, Any], usual: list[str], usual_window: int, source: str
-) -> None:
-    """Fills `sliding_window` and `exceptions` for families whose layers have the kinds of `layer_types`, `usual` where it is left
-    out, and one window."""
-    kinds = stated_kinds(raw, values.get("num_layers", 0), source) or usual
-    if SLIDING in kinds:
-        values["sliding_window"] = number(raw.get("sliding_window", usual_window), "sliding_window", source, int)
-        values["exceptions"] = exceptions_of([{"sliding_window": OFF} if kind == FULL else {} for kind in kinds])
+def read_mixers(values: dict[str, Any], kinds: Sequence[str], mixer: str) -> None:
+    """Fills `mixer` and `exceptions` for families in which some layers, of another kind than `FULL`, have that mixer."""
+    if set(kinds) - {FULL}:
+        values["mixer"] = mixer
+        values["exceptions"] = exceptions_of([{"mixer": "attention"} if kind == FULL else {} for kind in kinds])
 
 
 def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:

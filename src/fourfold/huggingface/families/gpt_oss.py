@@ -6,7 +6,7 @@ from typing import Any
 from fourfold.config.model_config import ModelConfig, YarnScaling
 from fourfold.huggingface.family import SILU, Family, Rename, Stacked, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys
-from fourfold.huggingface.layer_types import FULL, SLIDING, layer_types, one_window, read_kinds, window_of
+from fourfold.huggingface.layer_types import layer_types, one_window, read_period, window_of
 
 _WINDOW = 128
 _YARN = YarnScaling(factor=32.0, original_max_position=4096, truncate=False)
@@ -14,9 +14,7 @@ _YARN = YarnScaling(factor=32.0, original_max_position=4096, truncate=False)
 
 
 def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
-    layers = values.get("num_layers", 0)
-    usual = [FULL if layer % 2 else SLIDING for layer in range(layers)]
-    read_kinds(raw, values, usual, _WINDOW, source)
+    read_period(raw, values, source, 2, usual_window=_WINDOW)
     values["attention_output_bias"] = values["qkv_bias"]
     if raw.get("rope_parameters") is None and not raw.get("rope_scaling"):
         values["yarn_scaling"] = _YARN

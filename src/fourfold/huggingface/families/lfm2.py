@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
-from fourfold.config.model_config import ModelConfig, exceptions_of
+from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import FALSE, Family, Rename, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys, number, require, require_one_value
-from fourfold.huggingface.layer_types import CONVOLUTION, FULL, layer_types, stated_kinds
+from fourfold.huggingface.layer_types import CONVOLUTION, FULL, layer_types, read_mixers, stated_kinds
 
 _ATTENDING, _ADJUSTS, _FFN = "full_attn_idxs", "block_auto_adjust_ff_dim", ("intermediate_size", "block_ff_dim")
 
@@ -26,9 +26,7 @@ def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
                 f"{layers - 1}, or null"
             )
         kinds = [FULL if attending is None or layer in attending else CONVOLUTION for layer in range(layers)]
-    if CONVOLUTION in kinds:
-        values["mixer"] = "short_convolution"
-        values["exceptions"] = exceptions_of([{"mixer": "attention"} if kind == FULL else {} for kind in kinds])
+    read_mixers(values, kinds, "short_convolution")
 
 
 def _read_width(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:

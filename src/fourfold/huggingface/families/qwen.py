@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.model_config import ModelConfig, exceptions_of
+from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import FALSE, SILU, Family, Rename, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys, number
 from fourfold.huggingface.layer_types import (
@@ -15,6 +15,7 @@ from fourfold.huggingface.layer_types import (
     SLIDING,
     layer_types,
     one_window,
+    read_mixers,
     read_switched_window,
     stated_kinds,
     window_of,
@@ -137,9 +138,7 @@ def _read_next(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> N
     if kinds is None:
         interval = number(raw.get(_INTERVAL, 4), _INTERVAL, source, int)
         kinds = [LINEAR if (layer + 1) % interval else FULL for layer in range(layers)]
-    if LINEAR in kinds:
-        values["mixer"] = "gated_delta"
-        values["exceptions"] = exceptions_of([{"mixer": "attention"} if kind == FULL else {} for kind in kinds])
+    read_mixers(values, kinds, "gated_delta")
 
 
 def _write_next(model: ModelConfig) -> dict[str, Any]:
