@@ -53,9 +53,14 @@ class Groups:
     @cached_property
     def empty(self) -> Array:
         """Whether an expert has none, [experts, 1, 1], on the device."""
+        return (self.ends == self.starts).view(-1, 1, 1)
+
+    @property
+    def starts(self) -> Array:
+        """Where each expert's rows start [experts], made anew, on the device."""
         starts = self.ends.new_zeros(self.ends.shape)
         starts[1:].copy_(self.ends[:-1])
-        return (self.ends == starts).view(-1, 1, 1)
+        return starts
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """(expert, start, end) of every expert that has rows."""

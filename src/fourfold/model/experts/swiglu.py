@@ -150,9 +150,7 @@ def _gated_again(ops: Operations, gate_up: Array, activation: Gate) -> tuple[Arr
 
 def _experts_of(ops: Operations, groups: Groups, rows: Array) -> Array:
     """The expert of every row: rows [m, ...] -> [m]."""
-    starts = groups.ends.new_zeros(groups.ends.shape)
-    starts[1:].copy_(groups.ends[:-1])
-    return ops.repeat(ops.arange(0, groups.number, groups.ends), groups.ends - starts, rows.shape[0])
+    return ops.repeat(ops.arange(0, groups.number, groups.ends), groups.ends - groups.starts, rows.shape[0])
 
 
 def _own_columns(x: Array, etp: Group | None) -> Array:
