@@ -156,7 +156,7 @@ def loss_of_transformers(folder: Path, length: int) -> float | str:
     kind = json.loads((folder / "config.json").read_text()).get("model_type")
     more = (
         {"experts_implementation": "eager"}
-        if kind in ("mixtral", "qwen3_moe", "qwen3_next", "deepseek_v3", "glm4_moe", "gpt_oss", "llama4_text")
+        if isinstance(kind, str) and kind in FAMILIES and FAMILIES[kind].has_experts
         else {}
     )
     try:
