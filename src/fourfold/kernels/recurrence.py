@@ -44,23 +44,14 @@ class FormulaRecurrence:
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None) -> Tensor:
-        chunks = delta.in_chunks(torch_operations, _upcast(q, k, v, g, b), positions)
-        solved = delta.solved(torch_operations, chunks)
-        found = delta.states(torch_operations, chunks, solved, delta.initial_state(chunks))
-        out: Tensor = delta.output(torch_operations, chunks, solved, found)
+        out: Tensor = delta.forward(torch_operations, _upcast(q, k, v, g, b), positions)
         return out.to(v.dtype)
 
     @staticmethod
     def backward(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None
     ) -> tuple[Tensor, ...]:
-        ops = torch_operations
-        chunks = delta.in_chunks(ops, _upcast(q, k, v, g, b), positions)
-        solved, cut = delta.solved(ops, chunks), delta.cut(ops, _upcast(grad)[0], chunks.sizes)
-        begun = delta.states(ops, chunks, solved, delta.initial_state(chunks)).begun
-        reads = delta.reads(ops, chunks, cut)
-        at_ends = delta.ends(ops, chunks, solved, reads, delta.initial_state(chunks))
-        found = delta.gradients(ops, chunks, solved, reads, begun, cut, at_ends)
+        found = delta.backward(torch_operations, _upcast(grad), _upcast(q, k, v, g, b), positions)
         return tuple(x.to(like.dtype) for x, like in zip(found, (q, k, v, g, b), strict=True))
 
 

@@ -86,6 +86,25 @@ class States:
     end: Array
 
 
+def forward(ops: Operations, given: Sequence[Array], positions: Array | None) -> Array:
+    """The rule's output [batch, seq, heads, value] where one rank has all of a sequence. `given`: q, k, v, g, b."""
+    chunks = in_chunks(ops, given, positions)
+    inputs = solved(ops, chunks)
+    return output(ops, chunks, inputs, states(ops, chunks, inputs, initial_state(chunks)))
+
+
+def backward(ops: Operations, grad: list[Array], given: Sequence[Array], positions: Array | None) -> tuple[Array, ...]:
+    """Gradients of q, k, v, g and b. `grad`: of the output [batch, seq, heads, value], taken out of the list."""
+    chunks = in_chunks(ops, given, positions)
+    with ops.fused():
+        parts = cut(ops, grad.pop(), chunks.sizes)
+    inputs = solved(ops, chunks)
+    found = states(ops, chunks, inputs, initial_state(chunks))
+    read = reads(ops, chunks, parts)
+    at_ends = ends(ops, chunks, inputs, read, initial_state(chunks))
+    return gradients(ops, chunks, inputs, read, found.begun, parts, at_ends)
+
+
 def in_chunks(ops: Operations, given: Sequence[Array], positions: Array | None = None, size: int = CHUNK) -> Chunks:
     """`given`: q, k, v, g, b. `positions` [batch, seq]: how many tokens of its document stand before each token; None: every row
     goes on with what was before it. The first token of a row goes on with the state before it unless it is the first of its

@@ -72,18 +72,17 @@ def recurrence_forward(env: Environment, given: Sequence[Array], positions: Arra
     if kernels is not None:
         q, k, v, g, b = given
         return kernels.forward(q, k, v, g, b, positions)
+    if env.parallel.context is None:
+        return delta.forward(ops, given, positions)
     chunks = delta.in_chunks(ops, given, positions)
     solved = delta.solved(ops, chunks)
-    if env.parallel.context is None:
-        state = delta.initial_state(chunks)
-    else:
-        line, own = Line(ops, env.parallel), delta.carried(ops, chunks, solved)
-        with ops.fused():
-            saved.keep(carried=ops.copy(own[..., : own.shape[1]]))
-        state = _folded(ops, line, own, chunks.sizes, back=False)
-        del own
-        with ops.fused():
-            saved.keep(begin=ops.copy(state))
+    line, own = Line(ops, env.parallel), delta.carried(ops, chunks, solved)
+    with ops.fused():
+        saved.keep(carried=ops.copy(own[..., : own.shape[1]]))
+    state = _folded(ops, line, own, chunks.sizes, back=False)
+    del own
+    with ops.fused():
+        saved.keep(begin=ops.copy(state))
     return delta.output(ops, chunks, solved, delta.states(ops, chunks, solved, state))
 
 
@@ -99,23 +98,23 @@ def recurrence_backward(
         del q, k, v, g, b
         with ops.fused():
             return tuple(ops.upcast(x) for x in gradients)
+    if env.parallel.context is None:
+        alone = [grad]
+        del grad
+        return delta.backward(ops, alone, given, positions)
     chunks = delta.in_chunks(ops, given, positions)
     with ops.fused():
         cut = delta.cut(ops, grad, chunks.sizes)
     del grad
     solved = delta.solved(ops, chunks)
-    split = env.parallel.context is not None
-    found = delta.states(ops, chunks, solved, saved.take("begin") if split else delta.initial_state(chunks))
+    found = delta.states(ops, chunks, solved, saved.take("begin"))
     reads = delta.reads(ops, chunks, cut)
-    if not split:
-        state = delta.initial_state(chunks)
-    else:
-        line, own = Line(ops, env.parallel), delta.carried_back(ops, chunks, solved, reads)
-        with ops.fused():
-            both = ops.concatenate((saved.take("carried").transpose(1, 2), own), dim=2)
-            del own
-        state = _folded(ops, line, both, chunks.sizes, back=True)
-        del both
+    line, own = Line(ops, env.parallel), delta.carried_back(ops, chunks, solved, reads)
+    with ops.fused():
+        both = ops.concatenate((saved.take("carried").transpose(1, 2), own), dim=2)
+        del own
+    state = _folded(ops, line, both, chunks.sizes, back=True)
+    del both
     at_ends = delta.ends(ops, chunks, solved, reads, state)
     del state
     return delta.gradients(ops, chunks, solved, reads, found.begun, cut, at_ends)
