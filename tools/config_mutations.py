@@ -36,6 +36,7 @@ def main() -> int:
         for line in options.results.read_text().splitlines():
             name, *verdict = json.loads(line)
             found[name] = Verdict(*verdict)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
     with exact_norms(), open(options.results, "a") as results:
         for base in options.base or BASES:
             with tempfile.TemporaryDirectory() as folder:
