@@ -1,11 +1,13 @@
 """A run that is good, one key of it changed, and the one message that a bad run is refused with."""
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from fourfold.config import UserError, parse_run
+from fourfold.config import RunConfig, UserError, parse_run
+from fourfold.config.section import Section
+from fourfold.config.stages import course_of
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 
@@ -27,10 +29,18 @@ def with_key(key: str, value: Any) -> dict[str, Any]:
     return table
 
 
+def section_at(name: str) -> type[Section]:
+    """The kind of a section of the run file, or of each table where it is a list of them."""
+    annotation = RunConfig.model_fields[name].annotation
+    found = next(iter(get_args(annotation)), annotation)
+    assert issubclass(found, Section)
+    return found
+
+
 def resolve(table: dict[str, Any], ranks: int | None = None) -> None:
     config = parse_run(table)
-    model = resolve_model(config.model)
-    resolve_layout(config, model, ranks)
+    for stage in course_of(config).stages:
+        resolve_layout(stage.config, resolve_model(stage.config.model), ranks)
 
 
 def message_of(table: dict[str, Any], ranks: int | None = None) -> str:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from fourfold.config import RunConfig, parse_run
-from fourfold.config.optimizers import learning_rate
+from fourfold.config.learning_rate import learning_rate
 from fourfold.launch.warnings import phases_that_do_not_fit
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fourfold.config import ModelConfig, RunConfig, parse_run
-from fourfold.config.optimizers import learning_rate
+from fourfold.config.learning_rate import learning_rate
 from fourfold.huggingface import resolve_model
 from fourfold.launch.machine import device_memory_bytes
 from fourfold.launch.warnings import memory_line, warnings_of

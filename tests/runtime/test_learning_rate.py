@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
 
-from fourfold.config.optimizers import AdamWSection, learning_rate
+from fourfold.config.learning_rate import learning_rate
+from fourfold.config.optimizers import AdamWSection
 
 STEPS = 40
 
@@ -51,3 +52,36 @@ def test_short_runs_have_a_rate(schedule: str, steps: int) -> None:
     rates = [learning_rate(section, step, steps) for step in range(steps)]
     assert all(0.1 <= rate <= 1.0 for rate in rates)
     assert rates == sorted(rates, reverse=True)
+
+
+TABLES = [
+    # Vaswani et al. 2017, equation 3, with 4 steps of warm-up: lr sqrt(4) min(k / 4^1.5, 1 / sqrt(k)) at step k from 1
+    ({"schedule": "inverse_root", "warmup_steps": 4}, [k / 4 if k <= 4 else 2 / k**0.5 for k in range(1, 13)]),
+    # Shen et al. 2024: the rate of n tokens is that of n0 times (n / n0)^-0.51
+    ({"schedule": "power", "warmup_steps": 2}, [0.5, 1.0, *((2 / k) ** 0.51 for k in range(3, 13))]),
+    ({"schedule": "power", "exponent": 1.0}, [1 / k for k in range(1, 13)]),
+    ({"schedule": "linear"}, [1 - k / 11 for k in range(12)]),
+    # Hägele et al. 2024: 1 - sqrt of the progress through the decay
+    (
+        {"schedule": "wsd", "decay_steps": 4, "decay_shape": "sqrt"},
+        [1.0] * 8 + [1 - (k / 4) ** 0.5 for k in (1, 2, 3, 4)],
+    ),
+    ({"schedule": "wsd", "decay_steps": 2, "decay_shape": "cosine"}, [1.0] * 10 + [0.5, 0.0]),
+    ({"schedule": "wsd", "decay_steps": 2, "decay_shape": "exponential"}, [1.0] * 10 + [2 * 0.5**0.5 - 1, 0.0]),
+    ({"schedule": "constant", "decay_steps": 4}, [1.0] * 8 + [0.75, 0.5, 0.25, 0.0]),
+    (
+        {"schedule": "points", "points": [[2, 1.0], [6, 0.5], [7, 0.25]]},
+        [1.0, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25],
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "table"), TABLES, ids=[str(keys) for keys, _ in TABLES])
+def test_each_schedule_is_its_published_formula(keys: dict, table: list[float]) -> None:
+    section = AdamWSection(lr=1.0, min_lr_ratio=0.0, **keys)
+    assert [learning_rate(section, step, 12) for step in range(12)] == pytest.approx(table, rel=1e-12, abs=1e-12)
+
+
+def test_a_root_does_not_fall_below_the_least_rate() -> None:
+    section = AdamWSection(lr=1.0, min_lr_ratio=0.3, schedule="inverse_root")
+    assert [learning_rate(section, step, 50) for step in (0, 3, 24, 49)] == [1.0, 0.5, 0.3, 0.3]

@@ -11,6 +11,7 @@ from fourfold.cli.app import COMMANDS
 from fourfold.config.schema import RunConfig
 from fourfold.config.section import Section
 from fourfold.program.capabilities import OPCODES
+from tests.config.good_run import section_at
 from tools.check_links import ROOT
 from tools.docs import command_pages, run_file_page
 from tools.docs.docstrings import names_in, to_rst
@@ -28,8 +29,9 @@ def test_every_key_of_the_run_file_has_a_row_with_a_meaning() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*?) \| (.+) \|$", page, re.MULTILINE)
     named = {key for key, *_ in rows}
     for name, field in RunConfig.model_fields.items():
-        assert f"## [{name}]" in page
-        assert set(field.annotation.model_fields) <= named  # type: ignore[union-attr]
+        section = section_at(name)
+        assert (f"## [[{name}]]" if section is not field.annotation else f"## [{name}]") in page
+        assert set(section.model_fields) <= named
     assert all(len(meaning) > 10 and meaning.endswith((".", "`")) for *_, meaning in rows)
 
 

@@ -38,7 +38,8 @@ def page() -> str:
     for name, field in RunConfig.model_fields.items():
         section = _model_in(field.annotation)
         assert section is not None
-        lines += _section(f"[{name}]", section, name)
+        title = f"[[{name}]], a list of tables" if typing.get_origin(field.annotation) is list else f"[{name}]"
+        lines += _section(title, section, name)
         for kind in section.__subclasses__():
             lines += _section(
                 f"[{name}]: {_literal(kind.model_fields['name'].annotation)}", kind, f"{name}.{kind.__name__}", "###"
@@ -94,7 +95,7 @@ def _kind(annotation: Any) -> str:
         return f"list of {_kind(inner[0])}s" if _model_in(inner[0]) is not None else f"list of {_kind(inner[0])}"
     if origin is tuple:
         return "list of " + ", ".join(_kind(part) for part in inner)
-    if _model_in(annotation) is not None:
+    if origin is dict or _model_in(annotation) is not None:
         return "table"
     return _NAMES[annotation]
 

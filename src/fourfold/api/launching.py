@@ -1,5 +1,7 @@
 """The launch of a run by its command: on the machine that leads or on another, and the end of it, in words and as an exit code."""
 
+from itertools import count
+
 from fourfold.api.inputs import MachineOptions
 from fourfold.api.training import check_request, how_it_stopped, train_locally, write_plain, write_report
 from fourfold.config import RunConfig, load_run
@@ -14,6 +16,7 @@ from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_state import RunState
 from fourfold.supervise.follower import follow
 from fourfold.supervise.signals import LaunchOutcome
+from fourfold.supervise.supervisor import NEXT_STAGE
 from fourfold.train.fork_server import Started
 
 GRACE_SECONDS = 10.0
@@ -39,7 +42,7 @@ def train_with(
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0
-    return conclude(end.outcome, end.state, folder, end.ready.resolved.config, command)
+    return conclude(end.outcome, end.state, folder, end.ready.staged.config, command)
 
 
 def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Member, spares: int) -> int:
@@ -50,7 +53,6 @@ def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Me
     all_ranks(config, command.ranks, member)
     if finished_at(folder, config) is not None:
         return 0
-    token = start_token(config, member)
 
     def slots() -> int:
         """Ranks that this machine starts: as told, one a CUDA device, or its share of the layout that the leader wrote."""
@@ -63,18 +65,21 @@ def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Me
         return here_of(resolve_layout(written, resolve_model(written.model)).world_size, member)
 
     seconds = config.run.timeout_seconds
-    outcome = follow(
-        folder,
-        member,
-        token,
-        slots,
-        spares,
-        lambda ranks: threads_of(config, member, ranks),
-        config.faults.stall_limit(transport_of(config, num_cuda_devices(config)) == "native") or seconds,
-        seconds,
-        write_plain,
-        config.checkpoint.memory_every_steps > 0,
-    )
+    for part in count():
+        outcome = follow(
+            folder,
+            member,
+            start_token(config, member, part),
+            slots,
+            spares,
+            lambda ranks: threads_of(config, member, ranks),
+            config.faults.stall_limit(transport_of(config, num_cuda_devices(config)) == "native") or seconds,
+            seconds,
+            write_plain,
+            config.checkpoint.memory_every_steps > 0,
+        )
+        if outcome.exit_code or outcome.message != NEXT_STAGE:
+            break
     if outcome.message:
         write_plain(f"machine 0 ended the run: {outcome.message}")
     return outcome.exit_code

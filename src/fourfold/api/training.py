@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.results.comparison import compare
 from fourfold.supervise.blame import Blame
 from fourfold.supervise.signals import LaunchOutcome
-from fourfold.supervise.supervisor import Machines, supervise
+from fourfold.supervise.supervisor import NEXT_STAGE, Machines, supervise
 from fourfold.supervise.watch import Watch
 from fourfold.train.fork_server import Started
 
@@ -149,15 +150,48 @@ def train_locally(
     member: Member | None = None,
     server: Started | None = None,
 ) -> TrainingEnd:
-    """Prepares a run, starts its ranks, and shows them until they end. `worker`: a program that stands in for a rank. Ranks have
-    `grace_seconds` to end once another ended the run. `spares`: devices or processes of this machine that stay free for ranks that
-    lose theirs. `member`: others take part, and this supervisor leads. `server`: what forks ranks, started before. Raises
-    `UserError` and `RunFailure`."""
+    """Prepares a run, starts its ranks, and shows them until they end, stage after stage. `worker`: a program that stands in for a
+    rank. Ranks have `grace_seconds` to end once another ended the run. `spares`: devices or processes of this machine that stay
+    free for ranks that lose theirs. `member`: others take part, and this supervisor leads. `server`: what forks ranks, started
+    before. Raises `UserError` and `RunFailure`."""
     check_request(config, ranks)
     check_spares(spares)
-    start = start_token(config, member) if member is not None else None
     if not quiet:
         say_what_is_imported(config)
+    for part in count():
+        end = _train_stage(
+            config,
+            ranks,
+            folder,
+            quiet,
+            worker,
+            grace_seconds,
+            change,
+            spares,
+            member,
+            server if part == 0 else None,
+            part,
+        )
+        if end.outcome is None or end.outcome.exit_code or end.ready.is_last:
+            return end
+    raise AssertionError("a run has a last stage")
+
+
+def _train_stage(
+    config: RunConfig,
+    ranks: int | None,
+    folder: RunFolder,
+    quiet: bool,
+    worker: tuple[str, ...] | None,
+    grace_seconds: float,
+    change: bool,
+    spares: int,
+    member: Member | None,
+    server: Started | None,
+    part: int,
+) -> TrainingEnd:
+    """The stage that is due. `part`: how many stages this launch has trained before it."""
+    start = start_token(config, member, part) if member is not None else None
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
@@ -165,14 +199,14 @@ def train_locally(
             ready = prepare_run(config, all_ranks(config, ranks, member), folder, report, member, spares, change)
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
-        complete = ready.resolved.config
+        complete, former = ready.staged.config, folder.stage()
         locks.enter_context(claimed(folder.checkpoint_root(complete), ready.owner, is_known=stands))
         if stands:
             folder.write(complete, ready.data_table(start))
         else:
             locks.enter_context(folder.created(complete, ready.data_table(start)))
-        state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
-        begin_changes(folder, ready.changes, ready.step)
+        state, size = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
+        begin_changes(folder, ready.changes, ready.step, is_other_stage=stands and former != ready.stage.number)
         if (
             complete.model.initial is not None
             and (failed := _keep_origin(complete.model.initial, folder))
@@ -184,8 +218,8 @@ def train_locally(
         launch = partial(
             supervise,
             folder,
-            count,
-            threads_of(complete, member, here_of(count, member)),
+            size,
+            threads_of(complete, member, here_of(size, member)),
             complete.faults,
             newest_saved(folder, complete, state, ready.step),
             watch,
@@ -196,6 +230,7 @@ def train_locally(
             keeps_memory=complete.checkpoint.memory_every_steps > 0,
             machines=Machines(member, start, seconds) if member is not None and start is not None else None,
             server=server,
+            finished="" if ready.is_last else NEXT_STAGE,
         )
         if quiet:
             return TrainingEnd(ready, state, launch())
@@ -263,9 +298,9 @@ def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:
         folder=short_path(folder.path),
         model=model_line(ready.resolved),
         layout=layout_line(ready.resolved),
-        num_steps=ready.num_steps,
-        unigram_entropy_nats=ready.prepared.unigram_entropy_nats,
-        bytes_per_token=bytes_per_token(ready.prepared),
+        num_steps=ready.staged.course.steps,
+        unigram_entropy_nats=ready.prepared[ready.stage.number].unigram_entropy_nats,
+        bytes_per_token=bytes_per_token(ready.prepared[ready.stage.number]),
         predicted_peak_bytes=ready.peak_bytes,
     )
 

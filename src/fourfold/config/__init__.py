@@ -4,9 +4,10 @@ from fourfold.config.errors import FinalFailure, RunFailure, UserError, did_you_
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import preset_names, run_preset_names
-from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run
+from fourfold.config.run_file import dump_run, load_run, parse_run
 from fourfold.config.schema import RunConfig
 from fourfold.config.section import DTYPE_BYTES
+from fourfold.config.stages import num_steps
 
 __all__ = [
     "DTYPE_BYTES",

@@ -49,6 +49,10 @@ def _places(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         section = table.get(name)
         if isinstance(section, dict) and str(section.get(key)).endswith(_FILE_ENDING):
             yield section, key
+    stages = table.get("stage")
+    for stage in stages if isinstance(stages, list) else ():
+        if isinstance(stage, dict):
+            yield from _places(stage)
     layout = table.get("layout")
     if isinstance(layout, dict) and str(layout.get("schedule")).startswith(_FILE_START):
         yield layout, "schedule"

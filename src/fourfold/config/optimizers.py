@@ -5,12 +5,11 @@ The arithmetic stands in `runtime/updates.py`. To add an optimizer: its section 
 there, a reference implementation in `tests/support/reference_optimizers.py`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PositiveInt, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
 from fourfold.config.section import DTYPE_BYTES, Dtype, Section
@@ -61,8 +60,8 @@ class OptimizerSpec:
 
 
 class OptimizerSection(Section):
-    """The keys that all optimizers have: the learning rate with its warm-up, then cosine or warm-up/stable/decay (WSD), weight
-    decay of the matrices, and clipping of the global gradient norm (`clip_norm = 0`: none)."""
+    """The keys that all optimizers have: the learning rate with its warm-up and schedule (`config/learning_rate.py` has the
+    formulas), weight decay of the matrices, and clipping of the global gradient norm (`clip_norm = 0`: none)."""
 
     spec: ClassVar[OptimizerSpec]
 
@@ -70,13 +69,35 @@ class OptimizerSection(Section):
     """The optimizer: `adamw`, `sgd`, `lion` or `muon`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate after warm-up."""
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    """Learning rate after warm-up: `cosine` decay to the end, `wsd` (constant, then linear decay), or `constant`."""
+    schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_root", "power", "points"] = "cosine"
+    """Learning rate after warm-up: `cosine` or `linear` decay to the end, `wsd` (constant, then a decay), `constant`,
+    `inverse_root` (one over the root of what was done), `power` (`exponent`), or straight lines between `points`."""
+    progress: Literal["steps", "tokens"] = "steps"
+    """Unit in which the schedule counts: `steps`, or `tokens`, which differ where the batch grows."""
+    rate_at: Literal["ends", "before", "after"] = "ends"
+    """Where in a step the schedule is read. `ends`: warm-up behind the step and what follows before it, so that the last step has
+    the least rate; `before` it, as Megatron-LM does (warm-up begins with a rate of 0); `after` it, as OLMo-core does."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up from 0. Where they do not fit the run's steps or the final decay, `fourfold train` says so at the
     start."""
+    warmup_tokens: PositiveInt | None = None
+    """Tokens of linear warm-up, instead of `warmup_steps`."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """`wsd`: share of all steps, at the end, over which the learning rate falls."""
+    """`wsd`: share of all steps (or tokens, as `progress` counts), at the end, over which the learning rate falls."""
+    decay_steps: PositiveInt | None = None
+    """Steps of the final decay of `wsd`, instead of `decay_fraction`; with it `constant`, `inverse_root`, `power` and `points` end
+    in a decay too."""
+    decay_tokens: PositiveInt | None = None
+    """Tokens of the final decay, instead of `decay_steps`."""
+    decay_shape: Literal["linear", "sqrt", "cosine", "exponential"] = "linear"
+    """The final decay: `linear`, `sqrt` (1 minus the root of its progress; Hägele et al. 2024), `cosine`, or `exponential` (2 x
+    0.5^p - 1 at progress p)."""
+    exponent: Annotated[float, Field(gt=0)] = 0.51
+    """`power`: the rate falls as (warm-up / what was done) to this power (Shen et al. 2024)."""
+    points: list[Annotated[tuple[Annotated[int, Field(ge=0)], Weight], Field(strict=False)]] = Field(
+        default_factory=list
+    )
+    """`points`: pairs of a position (steps or tokens, as `progress` counts) and the rate there as a share of `lr`."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Last learning rate, as a share of `lr`."""
     weight_decay: Weight = 0.1
@@ -199,20 +220,3 @@ def section_of(table: Mapping[str, Any]) -> type[OptimizerSection] | None:
     optimizer."""
     name = table.get("name", AdamWSection.spec.name)
     return OPTIMIZERS.get(name) if isinstance(name, str) else None
-
-
-def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
-    """Learning rate of step `step` (from 0): linear warm-up, then cosine (Loshchilov & Hutter 2017), constant, or
-    warm-up/stable/decay with a linear decay over the last `decay_fraction` of the run (Hu et al. 2024). The last step is made at
-    `min_lr_ratio` of `lr`, and with `constant` at all of it."""
-    if step < section.warmup_steps:
-        return section.lr * (step + 1) / section.warmup_steps
-    floor = section.lr * section.min_lr_ratio
-    if section.schedule == "constant":
-        return section.lr
-    if section.schedule == "wsd":
-        decay_steps = max(1, round(section.decay_fraction * total_steps))
-        remaining = (total_steps - 1 - step) / decay_steps
-        return floor + (section.lr - floor) * min(1.0, max(0.0, remaining))
-    progress = (step - section.warmup_steps) / max(1, total_steps - 1 - section.warmup_steps)
-    return floor + (section.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

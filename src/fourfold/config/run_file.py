@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from fourfold.config.beside import begin_beside
 from fourfold.config.errors import UserError, did_you_mean, lower_first, nearest, shortened
+from fourfold.config.learning_rate import check_schedule
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
 from fourfold.config.schema import RunConfig
@@ -53,9 +54,14 @@ def _text(path: Path) -> str:
 def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
     """Checks a parsed table against the schema."""
     try:
-        return RunConfig.model_validate(_written_out(table))
+        config = RunConfig.model_validate(_written_out(table))
     except ValidationError as error:
         raise UserError("\n".join(f"{source}: {line}" for line in _explain(error, table))) from None
+    try:
+        check_schedule(config.optimizer)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return config
 
 
 def dump_run(config: RunConfig, brief: bool = False) -> str:
@@ -234,22 +240,6 @@ def _flatten(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) is typing.Literal or not inner:
         return [annotation]
     return [leaf for argument in inner for leaf in _flatten(argument)]
-
-
-def num_steps(config: RunConfig) -> int:
-    """Steps of the run: `batch.steps`, or as many as `batch.tokens` needs. Raises `UserError` unless exactly one is stated."""
-    batch = config.batch
-    if batch.steps is not None and batch.tokens is not None:
-        raise UserError(
-            f"batch.steps = {batch.steps} and batch.tokens = {batch.tokens} are both stated; keep one of them"
-        )
-    if batch.steps is not None:
-        return batch.steps
-    if batch.tokens is not None:
-        return -(-batch.tokens // (batch.global_sequences * batch.sequence_length))
-    raise UserError(
-        "batch.steps is missing: it says how long to train; a value that works: steps = 1000 (or tokens = ...)"
-    )
 
 
 def named_code(config: RunConfig) -> dict[str, str]:

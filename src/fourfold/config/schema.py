@@ -1,6 +1,6 @@
 """The run file's schema: every section but `[model]`, every key, its unit and default; the reference page prints this text."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
 from pydantic_core import PydanticCustomError
@@ -78,6 +78,23 @@ class DataSection(Section):
     """Folder that holds the tokens that were prepared."""
 
 
+class RampPoint(Section):
+    """A size of the global batch on its way up, and where it ends: state one of `until_steps`, `until_tokens`,
+    `until_sequences`."""
+
+    global_sequences: PositiveInt
+    """Sequences of one step."""
+    by: PositiveInt | None = None
+    """Sequences by which the batch grows at equal distances until the end of this point, when it has the next size. Left out: it
+    stays as it is until there."""
+    until_steps: PositiveInt | None = None
+    """Steps of the run behind which the next size begins."""
+    until_tokens: PositiveInt | None = None
+    """Tokens of the run behind which the next size begins."""
+    until_sequences: PositiveInt | None = None
+    """Sequences of the run behind which the next size begins."""
+
+
 class BatchSection(Section):
     """The global batch of one step, and the length of the run: state `steps` or `tokens`."""
 
@@ -89,6 +106,10 @@ class BatchSection(Section):
     """Optimizer steps of the run."""
     tokens: PositiveInt | None = None
     """Tokens of the run, instead of `steps`; rounded up to whole steps."""
+    ramp: list[RampPoint] = Field(default_factory=list)
+    """Smaller batches at first, in order: tables with `global_sequences`, an end (`until_steps`, `until_tokens` or
+    `until_sequences`, counted from the run's start), and `by` where the batch grows on the way. Behind the last one it is
+    `global_sequences`."""
 
 
 class PrecisionSection(Section):
@@ -275,6 +296,28 @@ class FaultsSection(Section):
         return self.stall_seconds if self.stall_seconds is not None else (90.0 if on_device else 5.0)
 
 
+class StageSection(Section):
+    """Steps of the run that are made otherwise than those before: the keys that a stage states hold until a later one states them
+    again. Weights, optimizer states, the place in the data and the counters go through."""
+
+    name: str = ""
+    """A name for people."""
+    until_steps: PositiveInt | None = None
+    """Step at which the stage ends, counted from the run's start. The last stage ends with the run."""
+    until_tokens: PositiveInt | None = None
+    """Tokens of the run behind which the stage ends, instead of `until_steps`; rounded up to a whole step."""
+    batch: dict[str, Any] = Field(default_factory=dict)
+    """`global_sequences`, `sequence_length`, `ramp`. One that states `global_sequences` ends a ramp."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """`corpus` (another blend), `document_mask`."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Rotary keys (`rope_theta`, `yarn_scaling`, ...), `max_position`, `sliding_window`, weights of auxiliary losses."""
+    layout: dict[str, Any] = Field(default_factory=dict)
+    """Any key of the layout, for the same number of ranks; `dp_shard` is what they leave, unless it is stated."""
+    optimizer: dict[str, Any] = Field(default_factory=dict)
+    """Any key but `name`. A schedule that a stage states begins at the stage, and lasts until a stage states another."""
+
+
 class RunConfig(Section):
     """A whole run file."""
 
@@ -289,6 +332,7 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     faults: FaultsSection = FaultsSection()
     published: PublishedSection = PublishedSection()
+    stage: list[StageSection] = Field(default_factory=list)
 
     def on_cluster(self, name: str) -> "RunConfig":
         """A copy of the run on the cluster of that name."""

@@ -6,7 +6,7 @@ never beyond their document or their row.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -113,6 +113,16 @@ class Blend:
         self._deal(self._tree, np.arange(len(samples)), samples, parts, indices)
         return parts, indices
 
+    def drawn(self, samples: int) -> list[int]:
+        """How many of the first `samples` samples are each part's."""
+        return [count for _, count in sorted(self._counts(self._tree, samples))]
+
+    def _counts(self, node: int | _Split, number: int) -> list[tuple[int, int]]:
+        if isinstance(node, int):
+            return [(node, number)]
+        light = int(np.floor(number * node.share + 0.5))
+        return self._counts(node.smaller, light) + self._counts(node.larger, number - light)
+
     def _deal(
         self, node: int | _Split, places: np.ndarray, numbers: np.ndarray, parts: np.ndarray, indices: np.ndarray
     ) -> None:
@@ -157,20 +167,43 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class SamplePlace:
+    """Which samples a step has, and where each part of the blend stands. `first`: the number of a step's first sample; `size`: how
+    many it has; `drawn`: windows of each part that were read before sample 0; `keys`: the number of each part by which it is
+    shuffled."""
+
+    first: Callable[[int], int]
+    size: Callable[[int], int]
+    drawn: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    @staticmethod
+    def of_equal_steps(sequences: int, parts: int) -> "SamplePlace":
+        """The place of a run whose steps all have as many sequences."""
+        return SamplePlace(lambda step: step * sequences, lambda step: sequences, (0,) * parts, tuple(range(parts)))
+
+
 class GlobalBatches:
     """Cuts the training tokens of each part into windows of `sequence_length` + 1 tokens, `sequence_length` apart, and
     deals them out: each part is shuffled anew every epoch, and the parts are blended by their weights.
 
-    Sample n = step * global_sequences + row is all that chooses a window, so the cursor of a run is its step.
-    Opens memory-mapped files and holds no other state.
-    """
+    The number of a sample, in the order of steps and of rows in them, is all that chooses a window, so the cursor of a run is its
+    step. Opens memory-mapped files and holds no other state."""
 
     def __init__(
-        self, prepared: PreparedData, sequence_length: int, global_sequences: int, seed: int, document_mask: bool
+        self,
+        prepared: PreparedData,
+        sequence_length: int,
+        global_sequences: int,
+        seed: int,
+        document_mask: bool,
+        place: "SamplePlace | None" = None,
     ) -> None:
-        """Raises `UserError` when a part is shorter than one window."""
+        """`global_sequences`: of every step, unless `place` says which samples a step has, and where each part stood before the
+        first of them. Raises `UserError` when a part is shorter than one window."""
         self._sequence_length = sequence_length
-        self._global_sequences = global_sequences
+        self._place = place or SamplePlace.of_equal_steps(global_sequences, len(prepared.parts))
         self._seed = seed
         self._document_mask = document_mask
         self._eos = prepared.eos
@@ -188,19 +221,20 @@ class GlobalBatches:
         self.windows_per_part = tuple((len(stream) - 1) // sequence_length for stream in self._train)
 
     @classmethod
-    def of_run(cls, prepared: PreparedData, config: RunConfig) -> "GlobalBatches":
-        """The batches of a run. Raises `UserError` when a part is shorter than one window."""
-        batch = config.batch
-        return cls(prepared, batch.sequence_length, batch.global_sequences, config.run.seed, config.data.document_mask)
+    def of_run(cls, prepared: PreparedData, config: RunConfig, place: "SamplePlace | None" = None) -> "GlobalBatches":
+        """The batches of a run, or of the stage whose `config` and `place` these are. Raises `UserError` when a part is shorter
+        than one window."""
+        batch, seed, mask = config.batch, config.run.seed, config.data.document_mask
+        return cls(prepared, batch.sequence_length, batch.global_sequences, seed, mask, place)
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
-        """The given rows (0 to global_sequences - 1, any subset, any order) of the global batch of a step (from 0)."""
-        if step < 0 or any(not 0 <= row < self._global_sequences for row in rows):
-            raise ValueError(
-                f"step {step}, rows {list(rows)}: a step is 0 or more, a row below {self._global_sequences}"
-            )
-        samples = step * self._global_sequences + np.array(rows, np.int64)
+        """The given rows (0 to the step's sequences - 1, any subset, any order) of the global batch of a step (from 0)."""
+        size = self._place.size(step)
+        if step < 0 or any(not 0 <= row < size for row in rows):
+            raise ValueError(f"step {step}, rows {list(rows)}: a step is 0 or more, a row below {size}")
+        samples = self._place.first(step) + np.array(rows, np.int64)
         parts, indices = self._blend.locate(samples)
+        indices += np.array(self._place.drawn, np.int64)[parts]
         windows = np.empty((len(samples), self._sequence_length + 1), np.int64)
         for part in np.unique(parts):
             chosen = np.flatnonzero(parts == part)
@@ -210,9 +244,8 @@ class GlobalBatches:
 
     def valid_tokens(self, step: int) -> int:
         """Targets that count in the loss of a full global batch: what every microbatch's loss is divided by."""
-        if not self._document_mask:
-            return self._global_sequences * self._sequence_length
-        return self.batch(step, range(self._global_sequences)).valid_tokens
+        size = self._place.size(step)
+        return self.batch(step, range(size)).valid_tokens if self._document_mask else size * self._sequence_length
 
     def validation(self, num_sequences: int, num_rows: int | None = None) -> Batch:
         """A fixed batch of `num_sequences` sequences from the validation tokens, in their order, parts by weight.
@@ -245,7 +278,8 @@ class GlobalBatches:
         windows = np.empty_like(places)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
-            windows[chosen] = Permutation(num_windows, self._seed, part, int(epoch))(places[chosen])
+            key = self._place.keys[part]
+            windows[chosen] = Permutation(num_windows, self._seed, key, int(epoch))(places[chosen])
         return windows
 
 

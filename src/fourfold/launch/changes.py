@@ -9,6 +9,7 @@ from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import unwritable
+from fourfold.config.stages import course_of
 from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.runtime.progress import FILES as POSITIONS
 from fourfold.train.measured import FOLDER as MEASUREMENTS
@@ -35,6 +36,7 @@ _FREE = (
     "published.",
     "batch.steps",
     "batch.tokens",
+    "stage",
     "data.document_tokens",
     "model.as_nearest",
 )
@@ -67,9 +69,9 @@ def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool, sa
     """The keys in which a repeated command differs from the run that stands in `path`; the run goes on under them.
 
     `change`: whether the optimizer and the number formats of compute may differ, as `--change` says. `saved`: the step of its
-    newest checkpoint, at which it may end. Raises `UserError` naming the first key that makes it another run.
-    """
-    found = _differences(old, new)
+    newest checkpoint, at which it may end; stages that begin there or later may be any. Raises `UserError` naming the first key
+    that makes it another run."""
+    found = _differences(old, new, saved)
     for each in found:
         if each.is_free or (change and each.is_allowed_on_request):
             continue
@@ -86,15 +88,15 @@ def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool, sa
     return tuple(found)
 
 
-def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int) -> None:
+def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int, is_other_stage: bool = False) -> None:
     """Adds the event `change` to `events.jsonl`: the step that the run goes on from, and each key's values. Under another layout,
-    what the ranks before left of themselves (positions, measurements, logs) goes."""
-    if not changes:
-        return
-    if any(each.key.startswith("layout.") for each in changes):
+    or in another stage, what the ranks before left of themselves (positions, measurements, logs) goes."""
+    if is_other_stage or any(each.key.startswith("layout.") for each in changes):
         for pattern in (POSITIONS, f"{MEASUREMENTS}/rank-*.json", f"{LOGS}/rank-*"):
             for path in folder.path.glob(pattern):
                 path.unlink()
+    if not changes:
+        return
     event = {
         "time": time.time(),
         "event": "change",
@@ -116,7 +118,24 @@ def forget_ranks(folder: RunFolder, ranks: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _differences(old: RunConfig, new: RunConfig) -> list[Change]:
+def _differences(old: RunConfig, new: RunConfig, saved: int) -> list[Change]:
+    """Differences of the stages that the run has behind it, and of the one that goes on; then of the list of stages."""
+    before, now = course_of(old), course_of(new)
+    starts = {stage.begin for course in (before, now) for stage in course.stages if stage.begin < saved}
+    found: dict[str, Change] = {}
+    for step in sorted({0, *starts}):
+        for change in _between(before.stage_at(step).config, now.stage_at(step).config):
+            found.setdefault(change.key, change)
+    if old.stage != new.stage:
+        was, is_now = (config.model_dump(mode="json", exclude_defaults=True).get("stage") for config in (old, new))
+        found["stage"] = Change("stage", was, is_now)
+    if saved and "batch.ramp" not in found and before.samples_before(saved) != now.samples_before(saved):
+        found["batch.ramp"] = Change("batch.ramp", before.samples_before(saved), now.samples_before(saved))
+    order = [*_ORDER, "stage"]
+    return sorted(found.values(), key=lambda each: order.index(each.key.partition(".")[0]))
+
+
+def _between(old: RunConfig, new: RunConfig) -> list[Change]:
     before, now = (config.model_dump(mode="json") for config in (old, new))
     return [
         Change(f"{section}.{key}", before[section].get(key), value)

@@ -228,7 +228,8 @@ def _tasks_on_node(environment: Mapping[str, str]) -> int:
     return each[node] if node < len(each) else 0
 
 
-def start_token(config: RunConfig, member: Member) -> str:
-    """Hash shared by all members of one launch of one run; another run, size or (where it is told) launch has another."""
-    told = f"{member.launch}\n{member.count}\n{dump_run(config)}"
+def start_token(config: RunConfig, member: Member, part: int = 0) -> str:
+    """Hash shared by all members of one launch of one run; another run, size or (where it is told) launch has another, and so has
+    each stage that the launch comes to, of which `part` counts those before."""
+    told = f"{member.launch}\n{member.count}\n{dump_run(config)}{f'{chr(10)}{part}' if part else ''}"
     return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]

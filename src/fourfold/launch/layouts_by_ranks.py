@@ -12,6 +12,7 @@ from fourfold.launch.changes import forget_ranks
 from fourfold.launch.ready import ReadyRun
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.stages import require_batches
 from fourfold.plan.request import kept_keys
 
 
@@ -36,7 +37,11 @@ class RunSizes:
 
     def take(self, resolved: ResolvedRun) -> None:
         """Makes it the run that ranks start from now on. Raises `RunFailure` where the folder cannot be written."""
-        self._folder.write(resolved.config, self._ready.data_table(self._start))
+        full_run = self._ready.staged.config
+        if resolved.layout.world_size != self.full:  # stages to come find their layouts when they are launched
+            stages = [section.model_copy(update={"layout": {}}) for section in full_run.stage]
+            full_run = full_run.model_copy(update={"layout": resolved.config.layout, "stage": stages})
+        self._folder.write(full_run, self._ready.data_table(self._start))
         forget_ranks(self._folder, resolved.layout.world_size)
 
     def _find(self, ranks: int) -> ResolvedRun | None:
@@ -46,6 +51,7 @@ class RunSizes:
             config = self._resolved.config.model_copy(update={"layout": section})
             try:
                 found = resolve_run(config, ranks, self._resolved.model.vocab_size, self._resolved.spec.transport)
+                require_batches(self._ready.staged.course, self._ready.stage, found)
             except UserError:
                 continue
             if not found.faults():

@@ -5,7 +5,7 @@ from.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.remote_path import place
+from fourfold.config.stages import Course, Stage
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.data.stage_place import place_of
 from fourfold.hardware import THIS, load_cluster
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
@@ -28,19 +30,23 @@ from fourfold.launch.machine import (
     num_cuda_devices,
     transport_of,
 )
-from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
+from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.launch.shares import here_of
+from fourfold.launch.stages import StagedRun, resolve_stages
 from fourfold.launch.undecided import require_decided, require_itself, require_text
 from fourfold.launch.warnings import memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.rendezvous.ownership import KEY, NOBODY, Owner, owner_at, owner_in, require_original, require_own
 from fourfold.train.metrics import require_sinks
+from fourfold.train.state import STAGE
 
 if TYPE_CHECKING:
     from fourfold.checkpoint import WeightFolder
 
 _PLACES = ("directory", "start_from")
+STAGES = "stages"
+"""The key of `data.json` that lists the data of every stage."""
 Report = Callable[[str], None]
 _SHOWN_FAULTS = 5
 
@@ -112,25 +118,41 @@ def first_step(config: RunConfig) -> int:
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run.
-    `changes`: keys in which it differs from the run that stands in the folder, which goes on from step `step` under them.
-    `former_roots`: folders of checkpoints that it saved to before. `tokens`: their fingerprint. `owner`: the run, and its place."""
+    """A run whose folder can be written and whose ranks can start. `staged`: all of it; `stage`: the one that begins, or goes on;
+    `prepared`: the data of each. `warnings`: one line each. `changes`: keys in which it differs from the run that stands in the
+    folder, which goes on from step `step` under them. `former_roots`: folders of checkpoints that it saved to before. `tokens`:
+    fingerprints of the data of each stage. `owner`: the run, and its place."""
 
-    resolved: ResolvedRun
-    prepared: PreparedData
-    num_steps: int
+    staged: StagedRun
+    stage: Stage
+    prepared: tuple[PreparedData, ...]
     peak_bytes: int
     warnings: tuple[str, ...]
     changes: tuple[Change, ...] = ()
     step: int = 0
     former_roots: tuple[Path, ...] = ()
-    tokens: str = ""
+    tokens: tuple[str, ...] = ()
     owner: Owner = NOBODY
+
+    @property
+    def resolved(self) -> ResolvedRun:
+        """The stage that is launched."""
+        return self.staged.resolved[self.stage.number]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the run ends with this stage."""
+        return self.stage.number == len(self.prepared) - 1
 
     def data_table(self, start: str | None = None) -> dict[str, Any]:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
-        table: dict[str, Any] = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
-        table |= {"tokens": self.tokens, KEY: asdict(self.owner)}
+        of_stages = [
+            {"prepared": str(prepared.path), "corpus_id": prepared.corpus_id, "tokens": tokens}
+            for prepared, tokens in zip(self.prepared, self.tokens, strict=True)
+        ]
+        table: dict[str, Any] = {**of_stages[self.stage.number], KEY: asdict(self.owner)}
+        if len(of_stages) > 1:
+            table |= {STAGE: self.stage.number, STAGES: of_stages}
         if levels := _levels(self.resolved.config):
             table["levels"] = levels
         if self.former_roots:
@@ -171,7 +193,8 @@ def prepare_run(
     supervisor, where there are others. `spares`: devices of this machine beside those of its ranks. Raises `UserError` and
     `RunFailure`.
     """
-    config, steps = with_absolute_places(config), num_steps(config)
+    config = with_absolute_places(config)
+    steps = num_steps(config)
     require_sinks(config.run.log)
     cuda_devices = num_cuda_devices(config)
     if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
@@ -183,9 +206,11 @@ def prepare_run(
     saved = folder.saved_steps(old) if old is not None else []
     goes_on = step_to_go_on_from(folder, old) if old is not None else None
     step = goes_on if goes_on is not None else first_step(config)
-    known = _open_existing(folder)
+    known = _open_existing(folder, 0)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
-    resolved = resolve_run(config, ranks, vocab_size, transport)
+    staged = resolve_stages(config, ranks, vocab_size, transport)
+    stage = staged.course.stage_at(min(step, steps - 1))
+    resolved = staged.resolved[stage.number]
     begins = folder.steps_done() == 0
     if begins:
         require_itself(config)
@@ -196,35 +221,74 @@ def prepare_run(
     changes: tuple[Change, ...] = ()
     if old is not None and has_begun:
         if known is None and old.data == config.data:
-            resolved = resolve_run(config, ranks, old.model.vocab_size, transport)
-        changes = allowed_changes(folder.path, old, resolved.config, change, max(saved, default=0))
+            staged = resolve_stages(config, ranks, old.model.vocab_size, transport)
+        changes = allowed_changes(folder.path, old, staged.config, change, max(saved, default=0))
     weights = _open_initial(resolved)
-    prepared = known if known is not None and has_begun else prepare(config.data, report)
-    corpus_id = folder.data().get("corpus_id", prepared.corpus_id)
-    if has_begun and corpus_id != prepared.corpus_id:
-        raise UserError(
-            f"--out {folder.path}: data.corpus = {config.data.corpus!r} has changed since this run began (it was {corpus_id[:16]}, "
-            f"it is {prepared.corpus_id[:16]}); restore it, or name another folder, for example --out {folder.path}-2"
-        )
-    tokens = folder.data().get("tokens") if has_begun else None
-    if tokens is not None:
-        prepared.require(tokens)
-    GlobalBatches.of_run(prepared, config).validation(config.run.evaluate_sequences)
-    resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
+    begun = stage.number + 1 if has_begun else 0
+    prepared = _prepared(folder, staged.course, begun, report)
+    tokens = _fingerprints(folder, prepared, staged.course, begun)
+    staged = resolve_stages(config, ranks, prepared[0].vocab_size, transport)
+    resolved = staged.resolved[stage.number]
+    for each, data in zip(staged.course.stages, prepared, strict=True):
+        batches = GlobalBatches.of_run(data, each.config, place_of(staged.course, each))
+        batches.validation(each.config.run.evaluate_sequences)
     if begins:
-        require_text(config, resolved.model, prepared.vocab_size, prepared.train_tokens)
-    _require_proof(resolved)
+        require_text(config, resolved.model, prepared[0].vocab_size, prepared[0].train_tokens)
+    _require_proof(staged)
     notes: tuple[str, ...] = ()
     if weights is not None:
         notes = tuple(f"note: {note}" for note in weights.check_against(resolved.model))
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
-    missing = prepared.notices() if prepared.left_out().keys() - {"unread_files"} else []
+    own = prepared[stage.number]
+    missing = own.notices() if own.left_out().keys() - {"unread_files"} else []
     before, seen = old if has_begun else None, [*missing, *_memory_lines(resolved, peak, local, cuda_devices)]
     warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
-    tokens = tokens or prepared.fingerprint()
-    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
+    return ReadyRun(staged, stage, prepared, peak, warnings, changes, step, former, tokens, owner)
+
+
+def _prepared(folder: RunFolder, course: Course, begun: int, report: Report) -> tuple[PreparedData, ...]:
+    """The data of every stage, in the tokens of the first one's tokenizer. `begun`: how many of them have, whose data stay."""
+    found: list[PreparedData] = []
+    for stage in course.stages:
+        data = stage.config.data
+        same = next((n for n in range(stage.number) if course.stages[n].config.data.corpus == data.corpus), None)
+        known = _open_existing(folder, stage.number) if stage.number < begun else None
+        if same is not None:
+            found.append(found[same])
+        elif known is not None:
+            found.append(known)
+        elif found:
+            first = found[0]
+            tokens = {"tokenizer": str(first.tokenizer_path), "eos": first.eos}
+            found.append(prepare(data.model_copy(update=tokens), report))
+        else:
+            found.append(prepare(data, report))
+    return tuple(found)
+
+
+def _fingerprints(folder: RunFolder, prepared: Sequence[PreparedData], course: Course, begun: int) -> tuple[str, ...]:
+    """The fingerprint of each stage's data. Raises `UserError` where data of a stage that has begun are not those with which it
+    began."""
+    found: list[str] = []
+    for stage, data in zip(course.stages, prepared, strict=True):
+        same = next((number for number in range(stage.number) if prepared[number] is data), None)
+        if same is not None:
+            found.append(found[same])
+            continue
+        told = _data_of(folder, stage.number) if stage.number < begun else {}
+        corpus_id = told.get("corpus_id", data.corpus_id)
+        if corpus_id != data.corpus_id:
+            raise UserError(
+                f"--out {folder.path}: data.corpus = {stage.config.data.corpus!r} has changed since this run began (it was "
+                f"{corpus_id[:16]}, it is {data.corpus_id[:16]}); restore it, or name another folder, for example --out "
+                f"{folder.path}-2"
+            )
+        if (tokens := told.get("tokens")) is not None:
+            data.require(tokens)
+        found.append(tokens or data.fingerprint())
+    return tuple(found)
 
 
 def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: int) -> list[str]:
@@ -235,9 +299,19 @@ def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: in
     return memory_line(peak + need.bytes, local, memory_bytes(), "this machine")
 
 
-def _open_existing(folder: RunFolder) -> PreparedData | None:
-    """The data that the run in this folder was trained on, where they are still there."""
-    path = folder.data().get("prepared")
+def _data_of(folder: RunFolder, stage: int) -> dict[str, Any]:
+    """The record in `data.json` of the data of a stage; empty where there is none."""
+    table = folder.data()
+    stages = table.get(STAGES)
+    if isinstance(stages, list):
+        own = stages[stage] if stage < len(stages) else {}
+        return own if isinstance(own, dict) else {}
+    return table if stage == 0 else {}
+
+
+def _open_existing(folder: RunFolder, stage: int) -> PreparedData | None:
+    """The data that a stage of the run in this folder was trained on, where they are still there."""
+    path = _data_of(folder, stage).get("prepared")
     if not isinstance(path, str):
         return None
     try:
@@ -249,8 +323,8 @@ def _open_existing(folder: RunFolder) -> PreparedData | None:
     return prepared
 
 
-def _require_proof(resolved: ResolvedRun) -> None:
-    faults = resolved.faults()
+def _require_proof(staged: StagedRun) -> None:
+    faults = list(staged.faults())
     if faults:
         shown = "\n".join(f"  {fault}" for fault in faults[:_SHOWN_FAULTS])
         more = f"\n  and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""

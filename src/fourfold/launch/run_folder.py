@@ -68,6 +68,11 @@ class RunFolder:
         roots = [place(str(path)) for path in former] if isinstance(former, list) else []
         return list(dict.fromkeys((self.checkpoint_root(config), *roots)))
 
+    def stage(self) -> int:
+        """The number of the stage that the run's last launch trained, from 0."""
+        number = self.data().get("stage", 0)
+        return number if type(number) is int and number >= 0 else 0
+
     def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:
         """The complete checkpoints by step, rising. Raises `RunFailure` where a folder of them cannot be looked into."""
         found = {}

@@ -6,46 +6,59 @@ Some are of a learning rate that a run does not reach, or leaves in a leap: phas
 from collections.abc import Iterator, Sequence
 
 from fourfold.config import ModelConfig, RunConfig, num_steps
-from fourfold.config.optimizers import learning_rate
+from fourfold.config.learning_rate import learning_rate, phase_steps
+from fourfold.config.optimizers import OptimizerSection
+from fourfold.config.stages import course_of
 
 LEAST_JUMP = 0.01
 """A change of the learning rate from one step to the next, as a share of it, that is not the schedule's own."""
 
 
 def phases_that_do_not_fit(config: RunConfig) -> Iterator[str]:
-    """One line each, with values that fit. Steps count from 0, as in `learning_rate`."""
-    section, steps = config.optimizer, num_steps(config)
-    warmup, lr = section.warmup_steps, section.lr
-    stated = f"optimizer.warmup_steps = {warmup} of a run of {steps} steps:"
-    if warmup > steps:
-        share = steps / warmup
-        yield (
-            f"{stated} the run ends within its warm-up, and its highest learning rate is {lr * share:g}, {share:.3g} of "
-            f"optimizer.lr; what works: optimizer.warmup_steps={max(1, steps // 10)}"
-        )
-    elif section.schedule == "wsd" and warmup > steps - _decay_steps(section.decay_fraction, steps):
-        yield (
-            f"{stated} warm-up and the final decay over {_decay_steps(section.decay_fraction, steps)} steps "
-            f"(optimizer.decay_fraction = {section.decay_fraction:g}) overlap, and the learning rate leaps where the one ends; "
-            f"what works: {_beside_each_other(warmup, section.decay_fraction, steps)}"
-        )
-    elif section.schedule == "cosine" and warmup >= max(1, steps - 1) and section.min_lr_ratio < 1:
-        yield (
-            f"{stated} warm-up leaves no step for the decay, and the run ends at its highest learning rate, {lr:g}; what works: "
-            f"optimizer.warmup_steps={steps // 10}"
-        )
+    """One line each, with values that fit; of every schedule that a stage begins. Steps count from 0, as in `learning_rate`."""
+    for stage, span in course_of(config).schedules():
+        section, steps = stage.config.optimizer, span.end - span.begin
+        warmup, decay, lr = *phase_steps(section, span), section.lr
+        key = "warmup_steps" if section.warmup_tokens is None else "warmup_tokens"
+        of = f"a run of {steps} steps" if not config.stage else f"{stage}, whose schedule has {steps} steps"
+        stated = f"optimizer.{key} = {getattr(section, key)} of {of}:"
+        in_tokens = "" if section.warmup_tokens is None else " (instead of optimizer.warmup_tokens)"
+        if warmup > steps:
+            share = learning_rate(section, span.end - 1, span) / lr
+            yield (
+                f"{stated} the run ends within its warm-up, and its highest learning rate is {lr * share:g}, {share:.3g} of "
+                f"optimizer.lr; what works: optimizer.warmup_steps={max(1, steps // 10)}{in_tokens}"
+            )
+        elif decay is not None and warmup > steps - decay:
+            stated_decay = f" (optimizer.decay_fraction = {section.decay_fraction:g})" if _is_share(section) else ""
+            yield (
+                f"{stated} warm-up and the final decay over {decay} steps{stated_decay} overlap, and the learning rate leaps "
+                f"where the "
+                f"one ends; what works: {_beside_each_other(warmup, decay, steps, _is_share(section))}{in_tokens}"
+            )
+        elif decay is None and _decays(section) and warmup >= max(1, steps - 1) and section.min_lr_ratio < 1:
+            yield (
+                f"{stated} warm-up leaves no step for the decay, and the run ends at its highest learning rate, {lr:g}; what "
+                f"works: "
+                f"optimizer.warmup_steps={steps // 10}{in_tokens}"
+            )
 
 
-def _decay_steps(fraction: float, steps: int) -> int:
-    """Steps of the final decay of `wsd`."""
-    return max(1, round(fraction * steps))
+def _decays(section: OptimizerSection) -> bool:
+    """Whether the rate falls from warm-up to the end."""
+    return section.schedule in ("cosine", "linear")
 
 
-def _beside_each_other(warmup: int, fraction: float, steps: int) -> str:
+def _is_share(section: OptimizerSection) -> bool:
+    """Whether the final decay is stated as a share of the steps."""
+    return section.decay_steps is None and section.decay_tokens is None
+
+
+def _beside_each_other(warmup: int, decay: int, steps: int, is_share: bool) -> str:
     """Keys with which warm-up and final decay do not overlap: a shorter warm-up, or a shorter decay where there is room."""
-    decay, shorter = _decay_steps(fraction, steps), int((steps - warmup) / steps * 10**4) / 10**4
+    shorter = int((steps - warmup) / steps * 10**4) / 10**4
     works = [f"optimizer.warmup_steps={steps - decay}"] if decay < steps else []
-    works += [f"optimizer.decay_fraction={shorter:g}"] if round(shorter * steps) else []
+    works += [f"optimizer.decay_fraction={shorter:g}"] if is_share and round(shorter * steps) else []
     return " or ".join(works) or f"optimizer.warmup_steps={steps // 10} optimizer.decay_fraction=0.2"
 
 
@@ -53,14 +66,14 @@ def other_schedule(before: RunConfig, now: RunConfig, step: int) -> str | None:
     """Warning that a run which goes on makes its next step at another learning rate than its schedule led to."""
     if step == 0:
         return None
-    was = learning_rate(before.optimizer, step - 1, num_steps(before))
-    same = learning_rate(now.optimizer, step - 1, num_steps(now))
+    was, same = (course_of(config).learning_rate(step - 1) for config in (before, now))
     if abs(same - was) <= LEAST_JUMP * was:
         return None
-    following = learning_rate(now.optimizer, step, max(num_steps(now), step + 1))
+    following = course_of(now).learning_rate(step)
     return (
         f"the learning rate goes from {was:.3g} in step {step - 1} to {following:.3g} in step {step}: optimizer.schedule = "
-        f"{now.optimizer.schedule} over {num_steps(now):,} steps, and the steps before were made over {num_steps(before):,}; to "
+        f"{course_of(now).stage_at(step).config.optimizer.schedule} over {num_steps(now):,} steps, and the steps before were "
+        f"made over {num_steps(before):,}; to "
         f"hold the rate: --change optimizer.schedule=constant optimizer.lr={was:.3g}"
     )
 

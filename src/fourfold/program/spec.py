@@ -77,9 +77,13 @@ class StepSpec:
         """The step with another number of microbatches."""
         return replace(self, layout=replace(self.layout, num_microbatches=number))
 
+    def with_sequences(self, number: int) -> "StepSpec":
+        """The step with another global batch: as many microbatches as hold so many sequences."""
+        return self.with_microbatches(-(-number // (self.layout.data_degree * self.layout.microbatch_sequences)))
+
     def for_evaluation(self, sequences: int) -> "StepSpec":
-        """An evaluation over so many sequences: as many microbatches as hold them, the last ones filled with ignored rows."""
-        return self.with_microbatches(-(-sequences // (self.layout.data_degree * self.layout.microbatch_sequences)))
+        """An evaluation over so many sequences, the last microbatches filled with ignored rows."""
+        return self.with_sequences(sequences)
 
     @property
     def segments(self) -> tuple[Segment, ...]:

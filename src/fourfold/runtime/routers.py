@@ -13,7 +13,8 @@ from fourfold.runtime.collectives import AxisGroup
 
 class Routers:
     """Balancing state of all routers of a rank. `biases`: by segment, [experts]; zeros at first. `imbalance`: the largest load of
-    an expert over the mean load, in the last step and the worst router, a scalar in fp64; 1 is perfect balance."""
+    an expert over the mean load, in the last step and the worst router, a scalar in fp64; 1 is perfect balance. `sequences`: of the
+    step's global batch."""
 
     def __init__(self, view: RankView, groups: Iterable[Group], device: torch.device) -> None:
         self._view = view
@@ -23,6 +24,8 @@ class Routers:
         self.biases = {s.name: torch.zeros(experts, dtype=bias_dtype, device=device) for s in view.moe_segments}
         self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in view.moe_segments}
         self._device = device
+        layout = view.spec.layout
+        self.sequences = layout.data_degree * layout.num_microbatches * layout.microbatch_sequences
         self.imbalance: Tensor | None = None
         self._summed: dict[str, Tensor] = {}
 
@@ -32,7 +35,7 @@ class Routers:
         return Balancing(
             sequences=layout.microbatch_sequences,
             sequence_length=layout.sequence_length,
-            global_sequences=layout.data_degree * layout.num_microbatches * layout.microbatch_sequences,
+            global_sequences=self.sequences,
             groups=self._groups,
             bias=self.biases[segment] if self._view.spec.model.router == "sigmoid" else None,
             load=self._loads[segment],

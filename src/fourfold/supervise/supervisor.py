@@ -37,6 +37,8 @@ from fourfold.supervise.signals import LaunchOutcome, StopRequests
 from fourfold.supervise.watch import Watch
 from fourfold.train.fork_server import Started
 
+NEXT_STAGE = "the next stage begins"
+"""Said of ranks that have finished a stage of their run, and not the last."""
 _DISMISS_SECONDS = 3.0
 RESTARTED_SECONDS = 30.0
 """How long to wait for a machine whose launcher starts everything again anyway."""
@@ -67,6 +69,7 @@ def supervise(
     machines: Machines | None = None,
     keeps_memory: bool = False,
     server: Started | None = None,
+    finished: str = "",
 ) -> LaunchOutcome:
     """Runs all ranks until the run has finished, was stopped, or has failed too often. Called from the main thread.
 
@@ -74,9 +77,9 @@ def supervise(
     second, `on_notice` with a line to show. `command`: a program that is a rank, called with the run's folder, in place of
     `fourfold.train`. `spares`: slots of this machine beside those of its ranks. `sizes`: layouts on fewer ranks, for an elastic
     run. `machines`: others take part. `keeps_memory`: ranks copy their state to memory. `server`: what forks ranks, started before.
-    The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other
-    ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
-    """
+    `finished`: what supervisors of other machines are told when all ranks have finished. The first SIGINT, SIGTERM or SIGHUP is
+    passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other ranks: SIGTERM, and SIGKILL
+    `grace_seconds` later. Raises `RunFailure` where a process cannot be started."""
     stop = StopRequests()
     member = machines.member if machines is not None else None
     with stop.installed(), ExitStack() as cleanup:
@@ -118,7 +121,7 @@ def supervise(
         finally:
             with suppress(RunFailure):
                 judge.keep()
-            fleet.dismiss(outcome.exit_code, outcome.message, _DISMISS_SECONDS)
+            fleet.dismiss(outcome.exit_code, outcome.message if outcome.exit_code else finished, _DISMISS_SECONDS)
         return outcome
 
 

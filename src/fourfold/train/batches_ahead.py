@@ -20,13 +20,13 @@ class BatchesAhead:
     def __init__(
         self,
         batches: GlobalBatches,
-        rows: Sequence[int],
+        rows: Callable[[int], Sequence[int]],
         feed: Callable[[Batch], RowFeed],
         steps: int,
         device: torch.device,
     ) -> None:
-        """`rows`: of a global batch, the rank's own. `feed`: from these rows to what a step reads. `steps`: of the run, after
-        which nothing is read."""
+        """`rows`: of a step's global batch, the rank's own. `feed`: from these rows to what a step reads. `steps`: that of the run,
+        or of its stage, after which nothing is read."""
         self._batches, self._rows, self._feed, self._steps = batches, rows, feed, steps
         self._thread = ThreadPoolExecutor(1, "batches-ahead", _use, (device,))
         self._ahead: tuple[int, Future[RowFeed]] | None = None
@@ -43,7 +43,7 @@ class BatchesAhead:
         return feed
 
     def _prepare(self, step: int) -> RowFeed:
-        return self._feed(self._batches.batch(step, self._rows)).prepare()
+        return self._feed(self._batches.batch(step, self._rows(step))).prepare()
 
     def close(self) -> None:
         """Ends the thread, whatever it reads."""

@@ -9,7 +9,6 @@ import torch
 
 from fourfold.config import RunFailure
 from fourfold.config.json_lines import finite
-from fourfold.config.optimizers import learning_rate
 from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program
 from fourfold.runtime.corruption import Corruption
@@ -58,7 +57,7 @@ class Training(RankStart):
             _event(log, choice, **fields)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
-        rates = Rates(config.batch, flops, self.context.world_size, peak)
+        rates = Rates(lambda step: self.course.batch_at(step).step_tokens, flops, self.context.world_size, peak)
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
         while self.step < self.steps:
@@ -70,7 +69,7 @@ class Training(RankStart):
             garbage.before(self.step)
             before = {axes: group.sent_bytes for axes, group in self.groups.items()}
             start = time.perf_counter()
-            lr = learning_rate(config.optimizer, self.step, self.steps)
+            lr = self.course.learning_rate(self.step)
             result = self._train_step(lr)
             seconds = time.perf_counter() - start
             self.clock.finish(seconds)
@@ -78,7 +77,7 @@ class Training(RankStart):
             if not self.spec.model.num_experts:  # with experts the router decides who sends
                 ran = self.programs.at(self.step)
                 check_sent(ran.program, ran.declared_bytes, self.sent_bytes, rank, self.step)
-            self.tokens += config.batch.global_sequences * config.batch.sequence_length
+            self.tokens += self.course.batch_at(self.step).step_tokens
             self.skipped += result.skipped
             self.chain = extend(self.chain, self.step, result)
             diverged = self.skips.count(result.skipped)
@@ -109,8 +108,14 @@ class Training(RankStart):
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
                 self._save(log, last)
             self._tell_saves(log)
-        end_training(log, self.board, self.memory, self.step, self.validation_loss)
+        follows = None if self.is_last_stage else self.course.stages[self.stage.number + 1]
+        end_training(log, self.board, self.memory, self.step, self.validation_loss, follows)
         return True
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the run ends with this stage."""
+        return self.stage is self.course.stages[-1]
 
     def _diverged(self, lr: float) -> RunFailure:
         """Runs the last step once more to find the tensor that is to blame; the message. The state is of no use afterwards."""
@@ -124,10 +129,12 @@ class Training(RankStart):
         """Runs step number `self.step`, timed where nobody else observes it."""
         self.board.enter(READING, self.step)
         feed = self.ahead.take(self.step)
-        program = self.programs.at(self.step).program
+        ran = self.programs.at(self.step)
+        program = ran.program
+        self.executor.routers.sequences = self.course.batch_at(self.step).sequences
         self.board.enter(TRAINING, self.step, program)
         try:
-            if self._tracks_memory and self.peak_bytes is None:
+            if self._tracks_memory and self.peak_bytes is None and ran.spec.layout == self.spec.layout:
                 return self._tracked_step(program, feed, lr)
             observer = observer or self.sums.before_update(self.step)
             plain = observer is None and program is self.program

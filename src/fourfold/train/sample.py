@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from fourfold.checkpoint import newest_readable
-from fourfold.config import RunFailure, UserError, load_run
+from fourfold.config import RunFailure, UserError
 from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.train.generator import CPU, Generator
-from fourfold.train.state import run_data, saved_steps
+from fourfold.train.state import run_data, run_stage, saved_steps
 
 
 def generate(
@@ -32,7 +32,7 @@ def generate(
     if temperature < 0:
         raise UserError(f"--temperature = {temperature} is negative; a value that works: 0.8")
     begun = time.monotonic()
-    config = load_run(run / "run.toml", as_written=True)
+    config = run_stage(run)[1].config
     model = resolve_model(config.model)
     reader = newest_readable(saved_steps(config, run), report)
     if reader is None:

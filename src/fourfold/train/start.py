@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import load_run, num_steps
+from fourfold.config import FinalFailure
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
+from fourfold.data.stage_place import place_of
 from fourfold.huggingface import resolve_model
 from fourfold.kernels.kinds import choose_for_run
 from fourfold.layout import resolve_layout
@@ -44,28 +45,27 @@ class RankStart:
     def __init__(self, out: Path, context: RankContext, stop: StopSignal) -> None:
         self.out, self.context, self.stop = out, context, stop
         self.board, self.progress = open_board(out, context.rank, context.device)
-        self.config = load_run(out / "run.toml", as_written=True)
+        self.course, self.stage = state.run_stage(out)
+        self.config, table = self.stage.config, state.run_data(out)
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, context.world_size)
         self.spec = resolve_step(self.config, model, layout, transport_on(context.device.type))
         check_kernels(self.spec.recipe, context.device)
         layout = self.spec.layout
         self.view = rank_view(self.spec, layout.coordinates(context.rank)["pp"])
-        self.programs = StepPrograms(self.view, self.config.faults)
+        self.programs = StepPrograms(self.view, self.config.faults, lambda step: self.course.batch_at(step).sequences)
         self.program = self.programs.plain.program
-        self.steps = num_steps(self.config)
+        self.steps = self.stage.end
         self.tables = feed_tables(self.spec, context.device)
-        table = state.run_data(out)
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
         self.left_out = prepared.left_out()
         if "tokens" in table:
             prepared.require(table["tokens"])
-        self.batches = GlobalBatches.of_run(prepared, self.config)
+        self.batches = GlobalBatches.of_run(prepared, self.config, place_of(self.course, self.stage))
         sequences = self.config.run.evaluate_sequences
         self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
-        own_rows = rank_rows(layout, context.rank)
-        self.ahead = BatchesAhead(self.batches, own_rows, self._feed, self.steps, context.device)
+        self.ahead = BatchesAhead(self.batches, self._own_rows, self._feed, self.steps, context.device)
         first = layout.group_of(context.rank, _ALIKE)[0]
         context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
         programs = (self.program, self.evaluation.program)
@@ -99,6 +99,7 @@ class RankStart:
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
+            self._require_stage()
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")
             self.saved_step = self.step
             self.resumed_from = "memory" if resumption.memory is not None else "disk"
@@ -130,6 +131,22 @@ class RankStart:
         """Says at once that a checkpoint is passed over, whether or not the run then goes on."""
         if self.context.rank == 0:
             append_event(self.out, "refuse", step=step, message=problem)
+
+    def _require_stage(self) -> None:
+        """Raises `FinalFailure` where the state that could be read is of another stage than the newest checkpoint."""
+        found = self.course.stage_at(min(self.step, self.course.steps - 1))
+        if found.number != self.stage.number:
+            raise FinalFailure(
+                f"the newest checkpoint that can be read is that of step {self.step}, in {found}, and the run had come to "
+                f"{self.stage} "
+                f"(from step {self.stage.begin}); move the checkpoints from step {self.stage.begin} on away, and the same "
+                f"command goes on "
+                f"from step {self.step}"
+            )
+
+    def _own_rows(self, step: int) -> list[int]:
+        """This rank's rows of a step's global batch."""
+        return rank_rows(self.programs.at(step).spec.layout, self.context.rank)
 
     def _feed(self, rows: Batch) -> RowFeed:
         return rank_feed(self.spec, rows, self.context.rank, self.tables)

@@ -29,6 +29,7 @@ from fourfold.checkpoint.folders import MANIFEST
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
+from fourfold.config.stages import Course, Stage, course_of
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -38,6 +39,8 @@ from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
+STAGE = "stage"
+"""The key of `data.json` that says which stage of the run is trained."""
 _OPTIMIZER = "optimizer"
 """The key of the optimizer's name in what is saved beside the tensors."""
 
@@ -123,6 +126,17 @@ def run_data(out: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise RunFailure(f"{file}: holds no table; train the run on, which mends it")
     return table
+
+
+def run_stage(out: Path) -> tuple[Course, Stage]:
+    """The course of the run in `out`, and the stage that its launch, or its last one, trains. Raises `RunFailure`."""
+    course = course_of(load_run(out / "run.toml", as_written=True))
+    number = run_data(out).get(STAGE, 0)
+    if type(number) is not int or not 0 <= number < len(course.stages):
+        raise RunFailure(
+            f"{out / 'data.json'}: {STAGE} = {number!r} is none of the run; train the run on, which mends it"
+        )
+    return course, course.stages[number]
 
 
 def start_paths(path: Path) -> list[Path]:

@@ -1,5 +1,7 @@
-"""A rank's training steps: the plain one, and those with the checks of silent corruption that are due in some of them."""
+"""A rank's training steps: the plain one, those with the checks of silent corruption that are due in some of them, and those with
+fewer microbatches while the batch grows."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,9 +22,10 @@ class StepProgram(NamedTuple):
 class StepPrograms:
     """Each is compiled when it first comes."""
 
-    def __init__(self, view: RankView, faults: FaultsSection) -> None:
-        self._view, self._faults = view, faults
-        self._known: dict[tuple[bool, bool], StepProgram] = {}
+    def __init__(self, view: RankView, faults: FaultsSection, sequences: Callable[[int], int]) -> None:
+        """`sequences`: of the global batch of a step."""
+        self._view, self._faults, self._sequences = view, faults, sequences
+        self._known: dict[tuple[bool, bool, int], StepProgram] = {}
 
     @property
     def plain(self) -> StepProgram:
@@ -31,10 +34,11 @@ class StepPrograms:
 
     def at(self, step: int) -> StepProgram:
         """The program of step number `step`."""
-        return self._of(self._view.spec.at_step(step, self._faults))
+        spec = self._view.spec.at_step(step, self._faults)
+        return self._of(spec.with_sequences(self._sequences(step)))
 
     def _of(self, spec: StepSpec) -> StepProgram:
-        key = spec.checksum, spec.replay
+        key = spec.checksum, spec.replay, spec.layout.num_microbatches
         if key not in self._known:
             program = lower_step(replace(self._view, spec=spec))
             self._known[key] = StepProgram(spec, program, ledger(program))

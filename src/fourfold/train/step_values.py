@@ -1,26 +1,26 @@
 """The values that a step leaves in `metrics.jsonl`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fourfold.config.schema import BatchSection
 from fourfold.runtime.executor import StepResult
 from fourfold.train.peak import Peak
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The figures that turn seconds of a step into rates. `flops_per_token`: of the model; `world_size` ranks share them."""
+    """The figures that turn seconds of a step into rates. `tokens`: of a step, by its number; `flops_per_token`: of the model;
+    `world_size` ranks share them."""
 
-    batch: BatchSection
+    tokens: Callable[[int], int]
     flops_per_token: float
     world_size: int
     peak: Peak
 
     def of(self, step: int, seconds: float) -> dict[str, float]:
-        """Seconds, tokens per second, and model FLOPs as a share of the peak."""
-        tokens_per_second = self.batch.global_sequences * self.batch.sequence_length / seconds
+        """Seconds of the step before step `step`, tokens per second, and model FLOPs as a share of the peak."""
+        tokens_per_second = self.tokens(step - 1) / seconds
         mfu = self.peak.share(tokens_per_second * self.flops_per_token / self.world_size, step)
         return {"step_seconds": seconds, "tokens_per_second": tokens_per_second, "mfu": mfu}
 

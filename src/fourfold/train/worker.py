@@ -118,8 +118,9 @@ def _train(out: Path) -> int:
         if not is_out_of_memory(error):
             raise
         from fourfold.train.out_of_memory import out_of_memory_around
+        from fourfold.train.state import run_stage
 
-        raise out_of_memory_around(error, load_run(out / "run.toml", as_written=True), context) from error
+        raise out_of_memory_around(error, run_stage(out)[1].config, context) from error
     with suppress(RuntimeError):  # peers that have left already
         context.close()
     for number, handler in handlers.items():

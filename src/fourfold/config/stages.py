@@ -1,0 +1,337 @@
+"""The course of a run: its stages, the global batch of every step, and what was read before it.
+
+    [batch], ramp, [[stage]] ─► Course ─► stage, batch, tokens and sequences before any step ─► data, learning rate, programs
+
+Everything is a pure function of the run file and the step. A stage's keys hold from its first step on, until a later stage states
+them again."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from fourfold.config.errors import UserError
+from fourfold.config.learning_rate import SpanOfSteps, learning_rate
+from fourfold.config.run_file import parse_run
+from fourfold.config.schema import BatchSection, RampPoint, RunConfig, StageSection
+
+STAGE_KEYS: dict[str, tuple[str, ...] | None] = {
+    "batch": ("global_sequences", "sequence_length", "ramp"),
+    "data": ("corpus", "document_mask", "document_tokens"),
+    "model": (
+        *("rope_theta", "rope_scaling", "yarn_scaling", "linear_scaling", "longrope_scaling", "dynamic_scaling"),
+        *("max_position", "sliding_window", "balance_loss", "balance_bias_speed", "z_loss", "mtp_loss"),
+    ),
+    "layout": None,
+    "optimizer": None,
+}
+"""Keys that a stage may change, by section; None: every key."""
+_NEVER = {"optimizer": ("name",)}
+_OPEN_WITH_LAYOUT = ("dp_shard", "virtual_stages", "sequence_parallel")
+"""Keys that a stage's layout leaves open, as a run's does, unless it states them."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Steps with one batch, of `sequences` x `length` tokens. `step`, `tokens`, `samples`: what the run has behind it before the
+    first of them; `end`: the step behind the last."""
+
+    step: int
+    end: int
+    sequences: int
+    length: int
+    tokens: int
+    samples: int
+
+    @property
+    def step_tokens(self) -> int:
+        return self.sequences * self.length
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps `begin` to `end` - 1 of a run, which share every key. `config`: the run as they make it; `schedules`: whether it states
+    a schedule of the learning rate, which begins with it."""
+
+    number: int
+    begin: int
+    end: int
+    config: RunConfig
+    name: str = ""
+    schedules: bool = False
+
+    def __str__(self) -> str:
+        return f"stage {self.number + 1}{self.name and f' ({self.name})'}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """The stages of a run, and its batches, in order."""
+
+    stages: tuple[Stage, ...]
+    batches: tuple[Batches, ...]
+
+    @property
+    def steps(self) -> int:
+        """Steps of the full run."""
+        return self.stages[-1].end
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the full run."""
+        return self.tokens_before(self.steps)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all its steps are alike."""
+        return len(self.stages) == len(self.batches) == 1
+
+    def stage_at(self, step: int) -> Stage:
+        """The stage of a step; the last one's behind the end."""
+        number = bisect_right(self.stages, step, key=lambda stage: stage.begin) - 1
+        return self.stages[max(0, number)]
+
+    def batch_at(self, step: int) -> Batches:
+        """The batch of a step; the last one's behind the end."""
+        return self.batches[max(0, bisect_right(self.batches, step, key=lambda each: each.step) - 1)]
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens of all steps before one."""
+        found = self.batch_at(step)
+        return found.tokens + (step - found.step) * found.step_tokens
+
+    def samples_before(self, step: int) -> int:
+        """Sequences of all steps before one."""
+        found = self.batch_at(step)
+        return found.samples + (step - found.step) * found.sequences
+
+    def step_after(self, tokens: int) -> int:
+        """The first step before which so many tokens were read."""
+        found = self.batches[max(0, bisect_right(self.batches, tokens, key=lambda each: each.tokens) - 1)]
+        return found.step + max(0, -(-(tokens - found.tokens) // found.step_tokens))
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        stage = self.stage_at(step)
+        return learning_rate(stage.config.optimizer, step, self._spans[stage.number])
+
+    def schedules(self) -> Iterator[tuple[Stage, SpanOfSteps]]:
+        """Every schedule of the learning rate: the stage that begins it, and its steps."""
+        for stage in self.stages:
+            if stage.number == 0 or stage.schedules:
+                yield stage, self._spans[stage.number]
+
+    @cached_property
+    def _spans(self) -> tuple[SpanOfSteps, ...]:
+        """The steps that share a schedule, by stage."""
+        starts = [stage.number == 0 or stage.schedules for stage in self.stages]
+        found = []
+        for stage in self.stages:
+            first = max(number for number in range(stage.number + 1) if starts[number])
+            behind = next((n for n in range(stage.number + 1, len(starts)) if starts[n]), len(starts))
+            begin, end = self.stages[first].begin, self.stages[behind - 1].end
+            found.append(SpanOfSteps(begin, end, self.tokens_before, self.step_after))
+        return tuple(found)
+
+
+def course_of(config: RunConfig) -> Course:
+    """The course of a run. Raises `UserError` where its length, its stages or its ramp are not stated as they must be."""
+    total = _total(config)
+    stages: list[Stage] = []
+    batches: list[Batches] = []
+    at = _Place()
+    sections = config.stage or [StageSection()]
+    for number, (section, own) in enumerate(zip(sections, stage_configs(config), strict=True)):
+        where = f"stage {number + 1}"
+        until = _until(section, where, is_last=number == len(sections) - 1) or total
+        begin = at.step
+        batches += _batches(own.batch, at, until, where if config.stage else "the run")
+        stages.append(Stage(number, begin, at.step, own, section.name, "schedule" in section.optimizer))
+    _require_end(total, stages, at, config)
+    return Course(tuple(stages), tuple(batches))
+
+
+def stage_configs(config: RunConfig) -> list[RunConfig]:
+    """The run as each stage makes it, without its list of stages. Raises `UserError` for a key that a stage does not change, or a
+    value that it cannot have."""
+    if not config.stage:
+        return [config]
+    table = config.model_dump(mode="json", exclude_unset=True, exclude={"stage"})
+    found = []
+    for number, section in enumerate(config.stage):
+        stated = section.model_dump(mode="json", exclude={"name", "until_steps", "until_tokens"}, exclude_defaults=True)
+        _require_changeable(stated, number)
+        table = _with(table, stated)
+        found.append(parse_run(table, f"stage {number + 1}"))
+    return found
+
+
+def num_steps(config: RunConfig) -> int:
+    """Steps of the run: `batch.steps`, or as many as `batch.tokens` needs. Raises `UserError` unless exactly one is stated."""
+    return course_of(config).steps
+
+
+@dataclass
+class _Place:
+    """Steps, tokens and sequences behind the run so far."""
+
+    step: int = 0
+    tokens: int = 0
+    samples: int = 0
+
+    def of(self, unit: str) -> int:
+        return {"steps": self.step, "tokens": self.tokens, "sequences": self.samples}[unit]
+
+
+Limit = tuple[str, int | Fraction]
+"""A unit, and how many of it."""
+
+
+def _total(config: RunConfig) -> Limit:
+    batch = config.batch
+    if batch.steps is not None and batch.tokens is not None:
+        raise UserError(
+            f"batch.steps = {batch.steps} and batch.tokens = {batch.tokens} are both stated; keep one of them"
+        )
+    if batch.steps is None and batch.tokens is None:
+        raise UserError(
+            "batch.steps is missing: it says how long to train; a value that works: steps = 1000 (or tokens = ...)"
+        )
+    return ("steps", batch.steps) if batch.steps is not None else ("tokens", batch.tokens or 0)
+
+
+def _until(section: StageSection, where: str, is_last: bool) -> Limit | None:
+    stated = [(unit, end) for unit in ("steps", "tokens") if (end := getattr(section, f"until_{unit}")) is not None]
+    if len(stated) > 1:
+        raise UserError(
+            f"{where}: until_steps = {section.until_steps} and until_tokens = {section.until_tokens} are both stated; keep one "
+            f"of them"
+        )
+    if not stated and not is_last:
+        raise UserError(
+            f"{where}: until_steps is missing: every stage but the last says where it ends, counted from the run's start; a "
+            f"value that "
+            f"works: until_steps = 1000 (or until_tokens = ...)"
+        )
+    return stated[0] if stated else None
+
+
+def _require_end(total: Limit, stages: Sequence[Stage], at: _Place, config: RunConfig) -> None:
+    """The last stage ends with the run."""
+    unit, size = total
+    last = stages[-1]
+    if config.stage and at.of(unit) < size:
+        raise UserError(
+            f"{last} ends at step {last.end}, and batch.{unit} = {size} is the length of the run; what works: leave the last "
+            f"stage's "
+            f"until_steps out, or another [[stage]]"
+        )
+    for stage in stages[:-1] if config.stage else ():
+        if stage.end >= last.end:
+            raise UserError(
+                f"{stage} ends at step {stage.end}, where the run ends (batch.{unit} = {size}); allowed: an earlier end, or a "
+                f"longer run"
+            )
+
+
+def _batches(batch: BatchSection, at: _Place, until: Limit, where: str) -> Iterator[Batches]:
+    """Runs of equal batches until the limit; moves `at`."""
+    unit, size = until
+    if at.of(unit) >= size:
+        raise UserError(
+            f"{where} has no step: it ends at {size} {unit}, and {at.of(unit)} are behind it when it begins; what works: a "
+            f"later end"
+        )
+    ramp = list(_sizes(batch))
+    while at.of(unit) < size:
+        step = next(((end, sequences) for end, sequences in ramp if at.of(end[0]) < end[1]), None)
+        limits = [until] if step is None else [until, step[0]]
+        sequences = batch.global_sequences if step is None else step[1]
+        per_step = {"steps": 1, "tokens": sequences * batch.sequence_length, "sequences": sequences}
+        count = min(-int(-(end - at.of(each)) // per_step[each]) for each, end in limits)
+        yield Batches(at.step, at.step + count, sequences, batch.sequence_length, at.tokens, at.samples)
+        at.step, at.tokens, at.samples = (
+            at.step + count,
+            at.tokens + count * per_step["tokens"],
+            at.samples + count * sequences,
+        )
+
+
+def _sizes(batch: BatchSection) -> Iterator[tuple[Limit, int]]:
+    """The sizes of a ramp, each with its end."""
+    before: tuple[str, int] | None = None
+    for number, point in enumerate(batch.ramp):
+        unit, until = _end_of(point, number)
+        follows = batch.ramp[number + 1].global_sequences if number + 1 < len(batch.ramp) else batch.global_sequences
+        begin = before[1] if before is not None else 0
+        if before is not None and (before[0] != unit or begin >= until):
+            raise UserError(
+                f"batch.ramp: point {number + 1} ends at {until} {unit}, and the one before it at {begin} {before[0]}; allowed: "
+                f"rising ends "
+                f"in one unit"
+            )
+        before = unit, until
+        if point.by is None:
+            yield (unit, until), point.global_sequences
+            continue
+        rise = follows - point.global_sequences
+        if rise <= 0 or rise % point.by:
+            raise UserError(
+                f"batch.ramp: point {number + 1} rises by = {point.by} from {point.global_sequences} to {follows} sequences, "
+                f"which is not "
+                f"a whole number of times; a value that works: by = {max(1, rise)}"
+            )
+        count = rise // point.by
+        for part in range(count):
+            end = begin + Fraction((until - begin) * (part + 1), count)
+            yield (unit, end), point.global_sequences + part * point.by
+
+
+def _end_of(point: RampPoint, number: int) -> tuple[str, int]:
+    units = ("steps", "tokens", "sequences")
+    stated = [(unit, end) for unit in units if (end := getattr(point, f"until_{unit}")) is not None]
+    if len(stated) != 1:
+        raise UserError(
+            f"batch.ramp: point {number + 1} states {len(stated)} of until_steps, until_tokens and until_sequences; allowed: "
+            f"one; a value "
+            f"that works: {{ global_sequences = {point.global_sequences}, until_steps = 100 }}"
+        )
+    return stated[0]
+
+
+def _require_changeable(stated: Mapping[str, Any], number: int) -> None:
+    for section, table in stated.items():
+        allowed, never = STAGE_KEYS[section], _NEVER.get(section, ())
+        for key in table:
+            if key in never or (allowed is not None and key not in allowed):
+                works = ", ".join(allowed) if allowed is not None else f"every other key of [{section}]"
+                raise UserError(
+                    f"stage {number + 1}: {section}.{key} does not change within a run; allowed: {works}; what works: "
+                    f"{section}.{key} in "
+                    f"[{section}] of the run, or another run that begins from this one's weights"
+                )
+
+
+def _with(table: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's table with a stage's keys in it."""
+    result = {name: dict(section) if isinstance(section, Mapping) else section for name, section in table.items()}
+    for section, keys in stated.items():
+        own = result.setdefault(section, {})
+        if section == "layout":
+            for key in _OPEN_WITH_LAYOUT:
+                own.pop(key, None)
+        if section == "batch" and "global_sequences" in keys:
+            own.pop("ramp", None)
+        if section == "optimizer" and "schedule" in keys:  # it is another schedule, with lengths of its own
+            for key in _OF_SCHEDULE:
+                own.pop(key, None)
+        own.update(keys)
+    return result
+
+
+_OF_SCHEDULE = (
+    *("warmup_steps", "warmup_tokens", "decay_fraction", "decay_steps", "decay_tokens", "decay_shape", "exponent"),
+    *("points", "progress", "rate_at"),
+)
