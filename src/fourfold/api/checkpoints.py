@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
+from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.remote_path import is_remote
 from fourfold.config.run_file import apply_override, require_trust
 from fourfold.config.run_rows import step_rows
@@ -38,7 +38,7 @@ class SavedCheckpoint:
         if "config" in self.info:
             return require_trust(parse_run(self.info["config"], source=str(self.path)), self.trust)
         if self.folder is not None:
-            return self.folder.require_config(self.trust)
+            return self.folder.stage_config(self.trust)
         raise UserError(f"{self.path}: does not say which run saved it; name the run's folder")
 
     def to_json(self) -> dict[str, Any]:
@@ -139,7 +139,9 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
     folder, config = found.folder, found.config
     if folder is None:
         raise UserError(f"{found.path}: lies in no run's folder, which knows the data; name the run's folder")
-    end = min(found.step + steps, num_steps(config))
+    course, _ = folder.course(found.trust)
+    stage = course.stage_at(found.step)
+    end = min(found.step + steps, stage.end)
     recorded = step_rows(folder.metrics)
     wanted = [step for step in range(found.step, end) if step in recorded]
     if steps < 1 or not wanted:
@@ -154,8 +156,9 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
     }
     with tempfile.TemporaryDirectory(prefix="replay-", dir=folder.path) as place:
         scratch, ranks = RunFolder(Path(place) / "run"), resolve_run(config, None, None).layout.world_size
-        table = {**folder.data(), "restore_from": str(found.path.absolute()), "stop_at": end}
-        scratch.write(config.model_copy(update=quiet), table)
+        data = {**folder.data(), **folder.stage_data(stage.number)}
+        table = {**data, "restore_from": str(found.path.absolute()), "stop_at": end}
+        scratch.write(folder.require_config(found.trust).model_copy(update=quiet), table)
         outcome = supervise(scratch, ranks, threads_per_rank(config, ranks), FaultsSection(attempts=1))
         if outcome.message:
             raise RunFailure(f"the replay failed: {outcome.message}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
-from fourfold.config.run_file import apply_override, require_trust
+from fourfold.config.run_file import apply_overrides, require_trust
 from fourfold.hardware import Cluster, has_count, load_cluster, require_count
 from fourfold.launch.external import Member, member_of, with_master
 from fourfold.launch.run_folder import RUN_FILE
@@ -108,8 +108,7 @@ def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:
         table = tomllib.loads(dump_run(run, brief=True))
     else:
         table = deepcopy(dict(run))
-    for text in texts:
-        apply_override(table, text)
+    apply_overrides(table, texts)
     return parse_run(table)
 
 

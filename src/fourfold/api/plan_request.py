@@ -18,8 +18,10 @@ from fourfold.api.layout_overrides import split_overrides
 from fourfold.api.numbers import parse_length, parse_number
 from fourfold.api.options import PlanOptions
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
+from fourfold.config.layout_section import LayoutSection
 from fourfold.config.presets import preset_of_hub
 from fourfold.config.run_file import apply_override, parse_run
+from fourfold.config.stages import Course, Stage, course_of
 from fourfold.cost.prices import Windows
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
@@ -36,13 +38,16 @@ SMALLEST_BPE = 512
 @dataclass(frozen=True)
 class Asked:
     """`run`: what is planned, complete but for its layout. `model`: as that states it. `cluster`: as it was named. `near`: what the
-    model is taken for, where it is none that can be trained."""
+    model is taken for, where it is none that can be trained. `stage`: of the run `staged`, where it has several; the one with the
+    most tokens is planned."""
 
     request: Request
     run: RunConfig
     model: ModelConfig
     cluster: str
     near: Nearest | None = None
+    stage: Stage | None = None
+    staged: RunConfig | None = None
 
 
 def read_request(options: PlanOptions) -> Asked:
@@ -50,6 +55,10 @@ def read_request(options: PlanOptions) -> Asked:
     own = options.software_overrides()
     layout, overrides = split_overrides(override_texts(options.overrides))
     config = readable_config(options.run, overrides, options.trust) if options.run is not None else None
+    stage, staged = None, config if config is not None and config.stage else None
+    if staged is not None:
+        stage = _longest(course_of(staged))
+        config = stage.config
     named, length, sequences = options.cluster, None, options.batch_sequences
     sequence_length, batch_tokens, dtype = options.sequence_length, options.batch_tokens, options.dtype
     if config is not None:
@@ -112,7 +121,12 @@ def read_request(options: PlanOptions) -> Asked:
     )
     request = layout.applied(request, trainer)
     run = config.model_copy(update={"model": section, "precision": precision})
-    return Asked(request, run, resolved, cluster_name(named), near)
+    return Asked(request, run, resolved, cluster_name(named), near, stage, staged)
+
+
+def _longest(course: Course) -> Stage:
+    """The stage with the most tokens."""
+    return max(course.stages, key=lambda stage: course.tokens_before(stage.end) - course.tokens_before(stage.begin))
 
 
 def _of_options(
@@ -141,6 +155,10 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
     model than asked for where the objective is to find them. `tokens`: how long the run is, where the command line says it.
     Folders and files are named so that it can lie anywhere."""
     run, name = asked.run, asked.cluster
+    if asked.staged is not None and asked.stage is not None:
+        return _staged_run(asked.staged, asked.stage, request.section(layout)).on_cluster(
+            _anywhere(name) if is_path(name) else name
+        )
     if request.devices != asked.request.devices:
         name = named_with(name, request.devices)
     batch: dict[str, int | None] = {
@@ -158,10 +176,26 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
     return run.model_copy(update=planned).on_cluster(_anywhere(name) if is_path(name) else name)
 
 
+def _staged_run(run: RunConfig, stage: Stage, layout: LayoutSection) -> RunConfig:
+    """The run with the layout that was found for a stage; of the first, for those that state none too."""
+    own = {} if stage.number == 0 else layout.model_dump(mode="json", exclude_none=True)
+    stages = [
+        section.model_copy(update={"layout": own}) if number == stage.number else section
+        for number, section in enumerate(run.stage)
+    ]
+    base = {"layout": layout} if stage.number == 0 else {}
+    return run.model_copy(update={**base, "stage": stages})
+
+
 def model_notes(asked: Asked, request: Request) -> list[str]:
-    """Notes on a model that is not planned as it is, or beyond what it was made for."""
+    """Notes on what is planned: one stage of several, or a model not as it is, or beyond what it was made for."""
     near, windows, length = asked.near, request.windows, request.sequence_length
     notes = []
+    if asked.stage is not None and asked.staged is not None:
+        notes.append(
+            f"{asked.stage} of {len(asked.staged.stage)} is planned, which has the most tokens; another one: stage=N behind the "
+            f"run file"
+        )
     if near is not None:
         taken = ": " + "; ".join(near.differences) if near.differences else ", of the same sizes"
         notes.append(f"{near.refused.partition(';')[0]}; planned as the nearest model that is{taken}")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from fourfold.api.inputs import answers, check_word
+from fourfold.api.inputs import answers, check_word, config_of
 from fourfold.api.numbers import parse_number
 from fourfold.api.options import Dtype, Objective, PlanOptions, Trainer
 from fourfold.api.plan_request import Asked, model_notes, planned_run, read_request
@@ -36,7 +36,8 @@ COMPARED = ("fourfold", "megatron", "torchtitan")
 @dataclass(frozen=True, repr=False)
 class PlanResult:
     """A plan and what was asked for. `found`: the search's result. `searched`: lines on the way to the objective.
-    `training`: length and cost of a run with the best layout. `trainer`: the one whose layouts alone were searched."""
+    `training`: length and cost of a run with the best layout. `trainer`: the one whose layouts alone were searched. `refused`: why
+    a run of stages, or with a ramp, cannot have that layout."""
 
     asked: Asked
     found: Plan
@@ -45,6 +46,7 @@ class PlanResult:
     tokens: float | None
     training: Campaign | None
     trainer: Trainer | None
+    refused: str = ""
 
     @property
     def request(self) -> Request:
@@ -66,7 +68,7 @@ class PlanResult:
     @property
     def notes(self) -> list[str]:
         """Notes, one where the model is planned as a near one, or beyond what it was made for."""
-        return model_notes(self.asked, self.request)
+        return [*model_notes(self.asked, self.request), *([self.refused] if self.refused else [])]
 
     def run(self, layout: Priced | None = None) -> RunConfig:
         """The run of a layout, the best by default: `simulate`, `verify` and `train` take it. Raises `UserError` where nothing
@@ -75,6 +77,12 @@ class PlanResult:
         if chosen is None:
             raise UserError("the plan found no layout that fits, so it has no run; what works: a larger cluster")
         return planned_run(self.asked, self.request, chosen.candidate, self.tokens)
+
+    def _step_run(self) -> RunConfig:
+        """The run of the best layout as if all its steps were like the planned one."""
+        run, stage = self.run(), self.asked.stage
+        run = run if stage is None else config_of(run, [f"stage={stage.number + 1}"])
+        return run.model_copy(update={"batch": run.batch.model_copy(update={"ramp": []})})
 
     def elsewhere(self) -> list[tuple[str, float | None]]:
         """Other software, and the seconds of a step of the best layout under it; None where that cannot run the layout. Empty
@@ -94,7 +102,9 @@ class PlanResult:
                 and not best.candidate.offload_optimizer
             )
             step = (
-                simulate(self.run(), cluster=request.cluster, software=name) if runs or name == OWN_SOFTWARE else None
+                simulate(self._step_run(), cluster=request.cluster, software=name)
+                if runs or name == OWN_SOFTWARE
+                else None
             )
             found.append((name, step.step_seconds if step is not None else None))
         return found
@@ -161,6 +171,11 @@ def plan(asked: PlanOptions) -> PlanResult:
     objective, budget, progress = asked.objective, asked.budget, asked.progress
     fixed = [parse_fixed(_text(each)) for each in asked.explain]
     read = read_request(asked)
+    if read.stage is not None and (objective not in ("fastest", "safest") or asked.tokens is not None):
+        option = f"--objective {objective}" if asked.tokens is None else f"--tokens {asked.tokens}"
+        raise UserError(
+            f"{option}: the run has stages, which say how long it is; what works: stage=1 behind the run file"
+        )
     length = _training_run(asked)
     request = read.request if objective != "safest" else replace(read.request, most_risk=SAFE)
     aim = _aimed(request, length, asked)
@@ -172,8 +187,28 @@ def plan(asked: PlanOptions) -> PlanResult:
         found = plans[request.devices]
         training = length.campaign(request, found.best) if length is not None and found.best is not None else None
         settled = aim.settled_by(training)
+    refused = ""
+    if found.best is not None and (read.stage is not None or read.run.batch.ramp):
+        run = planned_run(read, request, found.best.candidate, None)
+        training, refused = _training_of_course(run, asked, training)
     number = length.tokens if length is not None else None
-    return PlanResult(read, found, objective, tuple(aim.lines), number, training, asked.for_)
+    return PlanResult(read, found, objective, tuple(aim.lines), number, training, asked.for_, refused)
+
+
+_PRICED = ("software", "gemm_dtype", "context_bytes", "fragmentation", "price", "failure_hours", "tokens")
+
+
+def _training_of_course(run: RunConfig, asked: PlanOptions, alike: Campaign | None) -> tuple[Campaign | None, str]:
+    """Length and cost of all stages, each under its own layout; or those that steps like the planned one would have, and why the
+    run cannot have its layout."""
+    batch = run.batch
+    if alike is None and batch.steps is None and batch.tokens is None:
+        return None, ""
+    try:
+        options = {key: getattr(asked, key) for key in _PRICED}
+        return simulate(run, cluster=asked.cluster, trust=asked.trust, **options).campaign, ""
+    except UserError as error:
+        return alike, f"row 1 does not do for the full run: {error}; what works: a layout key behind the run file"
 
 
 def _text(fields: str | Mapping[str, int | str]) -> str:

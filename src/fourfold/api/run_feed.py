@@ -52,7 +52,7 @@ class RunFeed(RunRecord):
 
     def prepare(self) -> None:
         """Compiles the run's programs, where that is not done. Another thread may ask for documents meanwhile."""
-        self._resolve(self._folder.require_config(trust=True))
+        self._resolve(self._folder.stage_config(trust=True))
         resolved = self._resolved
         if resolved is not None and self._blame is None:
             blame = Blame(resolved)
@@ -69,7 +69,7 @@ class RunFeed(RunRecord):
         """The run as it stands: curves from step `first` to `last`, events, goodput, ranks. Call `refresh` before. Raises
         `UserError`."""
         config = self._folder.require_config(trust=True)
-        self._resolve(config)
+        self._resolve(self._folder.stage_config(trust=True))
         now, metrics, resolved = time.time(), self.metrics, self._resolved
         ranks = where_ranks_stand(
             self._folder.path, self._blame, now, resolved.layout.world_size if resolved else _SHOWN_RANKS

@@ -1,6 +1,7 @@
 """`fourfold.simulate`: a step of a run on a cluster, predicted, the length and cost of the run, and changes that help."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from fourfold.api.inputs import (
     answers,
     check_counted,
     cluster_name,
+    config_of,
     is_counted,
     loaded_cluster,
     on_cluster,
@@ -22,17 +24,22 @@ from fourfold.api.inputs import (
 from fourfold.api.numbers import parse_number
 from fourfold.api.options import CampaignOptions, PlaceOptions, SimulateOptions, stated
 from fourfold.config import RunConfig, UserError
+from fourfold.config.stages import Course, Stage, course_of
 from fourfold.cost.prices import Prices
 from fourfold.evidence import nearest_runs
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
+from fourfold.launch.layouts_by_ranks import described
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
+from fourfold.launch.stages import require_batches
 from fourfold.layout.resolve import filling_ranks
 from fourfold.plan.advice import BUDGET, Advice, advise, candidate_of, changed_keys, overrides_of
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request, kept_keys
+from fourfold.program.compiled import CompiledStages
+from fourfold.program.spec import StepSpec
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_outlook import advice_lines, advice_record
 from fourfold.report.format_run import layout_line, model_line
@@ -55,7 +62,7 @@ from fourfold.report.verdict import interval_lines, verdict_lines
 from fourfold.results.fit import Fit, fit_of
 from fourfold.results.prediction import PublishedDocument, step_record
 from fourfold.results.record import document
-from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
+from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, StageLength, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.checks import CheckPrice, check_prices
 from fourfold.simulate.paused_garbage_collection import without_collection
@@ -72,6 +79,8 @@ from fourfold.simulate.run_prices import (
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
 
+SIMULATED_BATCHES = 9
+"""Batches of a ramp that are simulated at most."""
 _INTERRUPTIONS = ("checkpoint_seconds", "restart_seconds", "repair_seconds")
 
 
@@ -120,8 +129,8 @@ class SimulationResult:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device holds its peak."""
-        return self.summary.fits
+        """Whether the fullest device holds its peak, in every stage."""
+        return self.summary.fits and all(stage.fits for stage in (self.campaign.stages if self.campaign else ()))
 
     @property
     def fit(self) -> Fit:
@@ -222,6 +231,91 @@ def simulate(asked: SimulateOptions) -> SimulationResult:
     Raises `UserError` with the command's message. A step that does not fit is a result: `fits` is False.
     """
     config = readable_config(asked.run, asked.overrides, asked.trust)
+    if config.stage or config.batch.ramp:
+        return _simulate_course(config, asked)
+
+    def again(more: Sequence[str]) -> SimulationResult:
+        overrides = (*override_texts(asked.overrides), *more)
+        return simulate(asked.run, overrides, **stated(PlaceOptions, asked), trust=asked.trust)
+
+    return _simulate_alike(config, asked, again)
+
+
+def _again(config: RunConfig, asked: SimulateOptions) -> SimulationResult:
+    return _simulate_alike(config, asked, lambda more: _again(config_of(config, more), asked))
+
+
+def _simulate_course(config: RunConfig, asked: SimulateOptions) -> SimulationResult:
+    """A run whose steps are not all alike: the step of the stage that takes the longest, and the length of all."""
+    if asked.tokens is not None:
+        batch = {"tokens": _tokens(config, asked.tokens), "steps": None}
+        config = config.model_copy(update={"batch": config.batch.model_copy(update=batch)})
+    if config.batch.steps is None and config.batch.tokens is None and not config.stage:
+        return _again(config, asked)  # at its full batch, for no length is stated
+    course, found = course_of(config), list[tuple[SimulationResult, StageLength]]()
+    for stage in course.stages:
+        own = stage.config.model_copy(update={"batch": stage.config.batch.model_copy(update={"ramp": []})})
+        try:
+            result = _again(own, asked)
+            require_batches(course, stage, result.resolved)
+        except UserError as error:
+            raise UserError(f"{stage}: {error}" if config.stage else str(error)) from None
+        found.append((result, _length(course, stage, result)))
+    main, _ = max(found, key=lambda each: each[1].seconds)
+    assert main.campaign is not None
+    step, devices = (course.tokens, main.summary.tokens, main.step_seconds), main.resolved.layout.world_size
+    given, rented = main.campaign.assumptions, main.campaign.rented
+    lengths = [length for _, length in found]
+    length = campaign(*step, devices, main.cluster.node_devices, given, rented, lengths)
+    return replace(main, campaign=length, again=main.again)
+
+
+def _length(course: Course, stage: Stage, result: SimulationResult) -> StageLength:
+    batches = [each for each in course.batches if stage.begin <= each.step < stage.end]
+    seconds = _step_seconds(result, [each.sequences for each in batches])
+    last = batches[-1]
+    return StageLength(
+        number=stage.number + 1,
+        name=stage.name,
+        steps=stage.end - stage.begin,
+        tokens=course.tokens_before(stage.end) - course.tokens_before(stage.begin),
+        sequences=last.sequences,
+        length=last.length,
+        step_seconds=seconds[last.sequences],
+        seconds=sum((each.end - each.step) * seconds[each.sequences] for each in batches),
+        words=described(result.resolved),
+        fits=result.summary.fits,
+    )
+
+
+def _step_seconds(result: SimulationResult, sequences: Sequence[int]) -> dict[int, float]:
+    """Seconds of a step with each of these batches: simulated where there are few, else some of them, and the others on straight
+    lines between those."""
+    spec, prices = result.resolved.spec, result.summary.step.simulation.prices
+    wanted = sorted(set(sequences))
+    every = max(1, -(-(len(wanted) - 1) // (SIMULATED_BATCHES - 1)))
+    known: dict[int, float] = {}
+    for size in sorted({*wanted[::every], wanted[-1]}):
+        own = spec.with_sequences(size)
+        is_full = own.layout == spec.layout
+        known[size] = result.step_seconds if is_full else _seconds(own, prices, result.resolved.compiled)
+    sizes = sorted(known)
+    for size in wanted:
+        if size not in known:
+            right = bisect_left(sizes, size)
+            low, high = sizes[right - 1], sizes[right]
+            known[size] = known[low] + (known[high] - known[low]) * (size - low) / (high - low)
+    return known
+
+
+def _seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> float:
+    return StepSummary(predict_step(spec, prices, compiled), spec.layout.num_microbatches).seconds
+
+
+def _simulate_alike(
+    config: RunConfig, asked: SimulateOptions, again: Callable[[Sequence[str]], SimulationResult]
+) -> SimulationResult:
+    """A run of steps that are all alike."""
     cluster, ranks = asked.cluster, asked.ranks
     resolved, machine, prices = priced_run(config, asked)
     is_as_published = not asked.overrides and (cluster is None or cluster_name(cluster) == config.cluster.preset)
@@ -238,10 +332,6 @@ def simulate(asked: SimulateOptions) -> SimulationResult:
         step, devices = (wanted, summary.tokens, summary.seconds), resolved.layout.world_size
         rented = machine.devices if idle is not None else devices
         length = campaign(*step, devices, machine.node_devices, assumptions, rented)
-
-    def again(more: Sequence[str]) -> SimulationResult:
-        overrides = (*override_texts(asked.overrides), *more)
-        return simulate(asked.run, overrides, **stated(PlaceOptions, asked), trust=asked.trust)
 
     given = frozenset(name for name in _INTERRUPTIONS if getattr(asked, name) is not None)
     checks = tuple(check_prices(summary.step, resolved.spec, config.faults, config.checkpoint.memory_every_steps))

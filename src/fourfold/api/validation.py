@@ -1,7 +1,8 @@
 """The measured runs that `fourfold validate` and `fit` compare with: files of cases, folders of runs, presets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fourfold.config import UserError, load_run, run_preset_names
 from fourfold.config.run_file import RUN_PRESET
@@ -32,9 +33,16 @@ def cases_of(path: Path, cluster: str | None, trust: bool = False) -> list[Case]
     folder = RunFolder(path)
     if not folder.run_file.is_file():
         raise UserError(f"{path}: holds no {RUN_FILE}; name a file of cases, or a folder that fourfold train wrote")
-    config = folder.require_config(trust)
+    config = folder.stage_config(trust)
     check_shown(config)
-    return [run_case(str(path), config, read_rows(folder.metrics), cluster)]
+    return [run_case(str(path), config, _steps_alike(folder, trust), cluster)]
+
+
+def _steps_alike(folder: RunFolder, trust: bool) -> Iterable[dict[str, Any]]:
+    """The metrics of the steps that the run's stage makes at its full batch."""
+    course, stage = folder.course(trust)
+    first = max(stage.begin, course.batch_at(stage.end - 1).step)
+    return (row for row in read_rows(folder.metrics) if isinstance(row.get("step"), int) and row["step"] >= first)
 
 
 def validated(paths: Sequence[Path], cluster: str | None, trust: bool) -> Validation:

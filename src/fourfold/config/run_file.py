@@ -1,5 +1,6 @@
 """From a TOML file and `section.key=value` overrides to a `RunConfig`, or one message that says what to write."""
 
+import re
 import tomllib
 import types
 import typing
@@ -17,9 +18,11 @@ from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSectio
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
 from fourfold.config.schema import RunConfig
 from fourfold.config.small_toml import SmallToml
+from fourfold.config.stage_tables import stage_table
 
 AUTO = "auto"
 _FILES = SmallToml("a run file", "run.toml", "name a run file or preset:NAME", line_dots=400)
+_STAGE = re.compile(r"\s*stage\s*=\s*(\d{1,6})\s*")
 _MAX_OVERRIDE = 20_000
 """Characters."""
 
@@ -30,8 +33,7 @@ def load_run(path: Path, overrides: Sequence[str] = (), as_written: bool = False
     table = load_table(path)
     if not as_written and not str(path).startswith(RUN_PRESET):
         begin_beside(table, path.parent)
-    for override in overrides:
-        apply_override(table, override)
+    apply_overrides(table, overrides)
     return parse_run(table, source=str(path))
 
 
@@ -81,6 +83,19 @@ def dump_run(config: RunConfig, brief: bool = False) -> str:
 def _written_out(table: Mapping[str, Any]) -> dict[str, Any]:
     """`layout = "auto"` is short for a section."""
     return {**table, "layout": {"auto": True}} if table.get("layout") == AUTO else dict(table)
+
+
+def apply_overrides(table: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Sets keys in a table of sections, in order; `stage=N` first, which makes it the run of that stage. Raises `UserError`."""
+    for override in sorted(overrides, key=lambda text: not _STAGE.fullmatch(text)):
+        if (match := _STAGE.fullmatch(override)) is None:
+            apply_override(table, override)
+            continue
+        of_stage = stage_table(table, int(match[1]))
+        if isinstance(of_stage.get("batch"), dict):
+            of_stage["batch"].pop("ramp", None)  # its full batch
+        table.clear()
+        table.update(of_stage)
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:

@@ -6,31 +6,19 @@ Everything is a pure function of the run file and the step. A stage's keys hold 
 them again."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 from fourfold.config.errors import UserError
 from fourfold.config.learning_rate import SpanOfSteps, learning_rate
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import BatchSection, RampPoint, RunConfig, StageSection
+from fourfold.config.stage_tables import stage_table
 
-STAGE_KEYS: dict[str, tuple[str, ...] | None] = {
-    "batch": ("global_sequences", "sequence_length", "ramp"),
-    "data": ("corpus", "document_mask", "document_tokens"),
-    "model": (
-        *("rope_theta", "rope_scaling", "yarn_scaling", "linear_scaling", "longrope_scaling", "dynamic_scaling"),
-        *("max_position", "sliding_window", "balance_loss", "balance_bias_speed", "z_loss", "mtp_loss"),
-    ),
-    "layout": None,
-    "optimizer": None,
-}
-"""Keys that a stage may change, by section; None: every key."""
-_NEVER = {"optimizer": ("name",)}
-_OPEN_WITH_LAYOUT = ("dp_shard", "virtual_stages", "sequence_parallel")
-"""Keys that a stage's layout leaves open, as a run's does, unless it states them."""
+STAGE = "stage"
+"""The key of a run's `data.json` that says which stage is trained, from 0."""
 
 
 @dataclass(frozen=True)
@@ -158,14 +146,8 @@ def stage_configs(config: RunConfig) -> list[RunConfig]:
     value that it cannot have."""
     if not config.stage:
         return [config]
-    table = config.model_dump(mode="json", exclude_unset=True, exclude={"stage"})
-    found = []
-    for number, section in enumerate(config.stage):
-        stated = section.model_dump(mode="json", exclude={"name", "until_steps", "until_tokens"}, exclude_defaults=True)
-        _require_changeable(stated, number)
-        table = _with(table, stated)
-        found.append(parse_run(table, f"stage {number + 1}"))
-    return found
+    table = config.model_dump(mode="json", exclude_unset=True)
+    return [parse_run(stage_table(table, number), f"stage {number}") for number in range(1, len(config.stage) + 1)]
 
 
 def num_steps(config: RunConfig) -> int:
@@ -299,39 +281,3 @@ def _end_of(point: RampPoint, number: int) -> tuple[str, int]:
             f"that works: {{ global_sequences = {point.global_sequences}, until_steps = 100 }}"
         )
     return stated[0]
-
-
-def _require_changeable(stated: Mapping[str, Any], number: int) -> None:
-    for section, table in stated.items():
-        allowed, never = STAGE_KEYS[section], _NEVER.get(section, ())
-        for key in table:
-            if key in never or (allowed is not None and key not in allowed):
-                works = ", ".join(allowed) if allowed is not None else f"every other key of [{section}]"
-                raise UserError(
-                    f"stage {number + 1}: {section}.{key} does not change within a run; allowed: {works}; what works: "
-                    f"{section}.{key} in "
-                    f"[{section}] of the run, or another run that begins from this one's weights"
-                )
-
-
-def _with(table: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's table with a stage's keys in it."""
-    result = {name: dict(section) if isinstance(section, Mapping) else section for name, section in table.items()}
-    for section, keys in stated.items():
-        own = result.setdefault(section, {})
-        if section == "layout":
-            for key in _OPEN_WITH_LAYOUT:
-                own.pop(key, None)
-        if section == "batch" and "global_sequences" in keys:
-            own.pop("ramp", None)
-        if section == "optimizer" and "schedule" in keys:  # it is another schedule, with lengths of its own
-            for key in _OF_SCHEDULE:
-                own.pop(key, None)
-        own.update(keys)
-    return result
-
-
-_OF_SCHEDULE = (
-    *("warmup_steps", "warmup_tokens", "decay_fraction", "decay_steps", "decay_tokens", "decay_shape", "exponent"),
-    *("points", "progress", "rate_at"),
-)

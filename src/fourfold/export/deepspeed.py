@@ -39,6 +39,7 @@ VALUES: dict[tuple[str, object], Flags] = {
     ("position-embedding-type", "learned_absolute"): {},
     ("tokenizer-type", "HuggingFaceTokenizer"): {"tokenizer-type": "HFTokenizer"},
     ("lr-decay-style", "cosine"): {"lr-decay-style": "cosine"},
+    ("lr-decay-style", "linear"): {"lr-decay-style": "linear"},
     ("lr-decay-style", "constant"): {"lr-decay-style": "constant"},
     ("recompute-granularity", "full"): {"recompute-granularity": "full", "deepspeed-activation-checkpointing": True},
     ("recompute-method", "uniform"): {"recompute-method": "uniform"},

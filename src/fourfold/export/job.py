@@ -1,5 +1,6 @@
 """A job that is exported: a layout that was planned, and the run that it is for."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil
@@ -164,14 +165,15 @@ class TrainerJob:
         return f"{self.request.devices} x {self.request.cluster.device.name}: {self.layout.words()}"
 
 
-def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
-    """Settings that no other trainer's file can name. `optimizers`: of the run file, those that it has."""
+def unstated(job: TrainerJob, optimizers: tuple[str, ...], decays: Collection[str] = ("linear",)) -> list[str]:
+    """Settings that no other trainer's file can name. `optimizers`, `decays`: of the run file, those that it has."""
     block = job.model.block
     missing = [] if block is None else [f"model.block = {block!r}: their model has to have the same block"]
     if (base := job.model.mup_base_hidden_size) is not None:
         missing.append(f"model.mup_base_hidden_size = {base}: state muP's initialisation and learning rates there")
     if job.optimizer.name not in optimizers:
         missing.append(f"optimizer {job.optimizer.name}: is priced here, but not stated there: state it")
+    missing += _unwritten_schedule(job, decays)
     if job.layout.activations:
         blocks = job.layout.words().partition("blocks: ")[2]
         missing.append(
@@ -180,6 +182,25 @@ def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
     if job.layout.offload_optimizer:
         missing.append("optimizer states on the host: they stay on the device there: plan with --for")
     return missing
+
+
+def _unwritten_schedule(job: TrainerJob, decays: Collection[str]) -> list[str]:
+    """The parts of a run's course that are another in the file."""
+    section, found = job.optimizer, []
+    if section.schedule in ("power", "points", "inverse_root"):
+        found.append(f"optimizer.schedule = {section.schedule!r}: it is constant in the file: state it there")
+    if section.schedule == "wsd" and section.decay_shape not in decays:
+        found.append(f"optimizer.decay_shape = {section.decay_shape!r}: the decay is linear in the file")
+    for key in ("warmup_tokens", "decay_tokens", "decay_steps"):
+        if getattr(section, key) is not None:
+            found.append(f"optimizer.{key} = {getattr(section, key)}: is not in the file: state it there")
+    if section.progress != "steps":
+        found.append("optimizer.progress = 'tokens': the schedule counts steps in the file")
+    if job.run is not None and job.run.batch.ramp:
+        found.append("batch.ramp: the file has the full batch from the first step on: state it there")
+    if job.run is not None and job.run.stage:
+        found.append(f"{len(job.run.stage)} stages: the file is that of one: plan the others with stage=N")
+    return found
 
 
 def every_block(layout: Candidate) -> str:

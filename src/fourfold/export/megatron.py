@@ -21,6 +21,8 @@ FP8: dict[str, Flags] = {
     "mxfp8": {"fp8-format": "e4m3", "fp8-recipe": "mxfp8"},
     "nvfp4": {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
 }
+MEGATRON_DECAYS = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt", "exponential": "exponential"}
+"""Its names of the final decay's shapes."""
 NARROW = {1.0: "fp8", 2.0: "bf16"}
 
 
@@ -177,7 +179,7 @@ def megatron(job: TrainerJob) -> Export:
 def settings(job: TrainerJob) -> dict[str, Part]:
     """All flags, in groups."""
     return {
-        "MODEL": joined(({}, unstated(job, ("adamw", "sgd"))), model_flags(job)),
+        "MODEL": joined(({}, unstated(job, ("adamw", "sgd"), MEGATRON_DECAYS)), model_flags(job)),
         "EXPERTS": expert_flags(job),
         "LAYOUT": layout_flags(job),
         "PRECISION": _precision(job),
@@ -213,21 +215,22 @@ def _precision(job: TrainerJob) -> Part:
 
 def _training(job: TrainerJob) -> Part:
     optimizer, missing = job.optimizer, []
-    styles = {"cosine": "cosine", "wsd": "WSD", "constant": "constant"}
+    styles = {"cosine": "cosine", "linear": "linear", "wsd": "WSD"}
     flags: Flags = {
         "micro-batch-size": job.layout.microbatch_sequences,
         "global-batch-size": job.request.global_sequences,
         "train-iters": job.share_of_steps(),
         "lr": optimizer.lr,
         "min-lr": optimizer.lr * optimizer.min_lr_ratio,
-        "lr-decay-style": styles[optimizer.schedule],
+        "lr-decay-style": styles.get(optimizer.schedule, "constant"),
         "lr-decay-iters": job.share_of_steps(),
         "lr-warmup-iters": optimizer.warmup_steps,
         "weight-decay": optimizer.weight_decay,
         "clip-grad": optimizer.clip_norm or 0.0,
     }
     if optimizer.schedule == "wsd":
-        flags |= {"lr-wsd-decay-style": "linear", "lr-wsd-decay-iters": job.share_of_steps(optimizer.decay_fraction)}
+        shape = MEGATRON_DECAYS.get(optimizer.decay_shape, "linear")
+        flags |= {"lr-wsd-decay-style": shape, "lr-wsd-decay-iters": job.share_of_steps(optimizer.decay_fraction)}
     if isinstance(optimizer, AdamWSection):
         beta1, beta2 = optimizer.betas
         flags |= {"optimizer": "adam", "adam-beta1": beta1, "adam-beta2": beta2, "adam-eps": optimizer.eps}

@@ -12,6 +12,7 @@ from fourfold.export.torchtitan_model import FAMILIES, family, has_mtp, is_tied,
 from fourfold.model.layers import windows_of
 from fourfold.program.schedule import find_schedule, usual_schedule
 
+TORCHTITAN_DECAYS = ("linear", "sqrt", "cosine")
 DATA = {
     "DATA": "a dataset in the form of allenai/c4: its name or folder",
     "TOKENIZER": "a folder with a Hugging Face tokenizer",
@@ -79,7 +80,11 @@ def left_out(job: TrainerJob) -> list[str]:
     """The settings that torchtitan runs otherwise, one sentence each."""
     found = [text for text, applies in (*_of_layout(job), *_of_model(job), *_of_precision(job)) if applies]
     found += unwritten(job.model)
-    return [*unstated(job, ("adamw",)), *found, *outermost(job.layout, "torchtitan's mesh has pp outermost")]
+    return [
+        *unstated(job, ("adamw",), TORCHTITAN_DECAYS),
+        *found,
+        *outermost(job.layout, "torchtitan's mesh has pp outermost"),
+    ]
 
 
 def _of_layout(job: TrainerJob) -> list[tuple[str, bool]]:
@@ -239,11 +244,12 @@ def _optimizer(job: TrainerJob) -> Call:
 
 def _schedule(job: TrainerJob) -> Call:
     section = job.optimizer
+    shape = section.decay_shape if section.decay_shape in TORCHTITAN_DECAYS else "linear"
     ratio, kind = {
         "cosine": (None, "cosine"),
-        "wsd": (section.decay_fraction, "linear"),
-        "constant": ("0.0", "linear"),
-    }[section.schedule]
+        "linear": (None, "linear"),
+        "wsd": (section.decay_fraction, shape),
+    }.get(section.schedule, ("0.0", "linear"))
     return Call(
         "LRSchedulersContainer.Config",
         {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.remote_path import place
-from fourfold.config.stages import Course, Stage
+from fourfold.config.stages import STAGE, Course, Stage
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
@@ -31,7 +31,7 @@ from fourfold.launch.machine import (
     transport_of,
 )
 from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
-from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
+from fourfold.launch.run_folder import FORMER_ROOTS, STAGES, RunFolder
 from fourfold.launch.shares import here_of
 from fourfold.launch.stages import StagedRun, resolve_stages
 from fourfold.launch.undecided import require_decided, require_itself, require_text
@@ -39,14 +39,11 @@ from fourfold.launch.warnings import memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.rendezvous.ownership import KEY, NOBODY, Owner, owner_at, owner_in, require_original, require_own
 from fourfold.train.metrics import require_sinks
-from fourfold.train.state import STAGE
 
 if TYPE_CHECKING:
     from fourfold.checkpoint import WeightFolder
 
 _PLACES = ("directory", "start_from")
-STAGES = "stages"
-"""The key of `data.json` that lists the data of every stage."""
 Report = Callable[[str], None]
 _SHOWN_FAULTS = 5
 
@@ -277,7 +274,7 @@ def _fingerprints(folder: RunFolder, prepared: Sequence[PreparedData], course: C
         if same is not None:
             found.append(found[same])
             continue
-        told = _data_of(folder, stage.number) if stage.number < begun else {}
+        told = folder.stage_data(stage.number) if stage.number < begun else {}
         corpus_id = told.get("corpus_id", data.corpus_id)
         if corpus_id != data.corpus_id:
             raise UserError(
@@ -299,19 +296,9 @@ def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: in
     return memory_line(peak + need.bytes, local, memory_bytes(), "this machine")
 
 
-def _data_of(folder: RunFolder, stage: int) -> dict[str, Any]:
-    """The record in `data.json` of the data of a stage; empty where there is none."""
-    table = folder.data()
-    stages = table.get(STAGES)
-    if isinstance(stages, list):
-        own = stages[stage] if stage < len(stages) else {}
-        return own if isinstance(own, dict) else {}
-    return table if stage == 0 else {}
-
-
 def _open_existing(folder: RunFolder, stage: int) -> PreparedData | None:
     """The data that a stage of the run in this folder was trained on, where they are still there."""
-    path = _data_of(folder, stage).get("prepared")
+    path = folder.stage_data(stage).get("prepared")
     if not isinstance(path, str):
         return None
     try:

@@ -95,7 +95,13 @@ class ResolvedRun:
 def resolve_run(
     config: RunConfig, ranks: int | None, tokenizer_vocab_size: int | None, transport: Transport = "exchange"
 ) -> ResolvedRun:
-    """Completes and checks a run. `ranks` None: as many as the layout asks for. Raises `UserError` naming the key."""
+    """Completes and checks a run of one stage. `ranks` None: as many as the layout asks for. Raises `UserError` naming the key."""
+    if config.stage:
+        raise UserError(
+            f"this run has {len(config.stage)} stages, each with a step of its own; allowed: one of them; what works: stage=1 "
+            f"behind the "
+            f"run file"
+        )
     model = resolve_model(config.model, tokenizer_vocab_size)
     if config.layout.auto:
         from fourfold.launch.automatic import automatic_layout

@@ -16,12 +16,15 @@ from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
 from fourfold.config.remote_path import place
 from fourfold.config.run_file import require_trust
 from fourfold.config.run_rows import read_rows
+from fourfold.config.stages import STAGE, Course, Stage, course_of
 from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
 _LAUNCHED = ".launched.toml"
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+STAGES = "stages"
+"""The key of `data.json` that lists the data of every stage."""
 FORMER_ROOTS = "former_checkpoints"
 """The key of `data.json` that lists where the run saved before."""
 
@@ -70,8 +73,17 @@ class RunFolder:
 
     def stage(self) -> int:
         """The number of the stage that the run's last launch trained, from 0."""
-        number = self.data().get("stage", 0)
+        number = self.data().get(STAGE, 0)
         return number if type(number) is int and number >= 0 else 0
+
+    def stage_data(self, stage: int) -> dict[str, Any]:
+        """The record in `data.json` of the data of a stage; empty where there is none."""
+        table = self.data()
+        stages = table.get(STAGES)
+        if not isinstance(stages, list):
+            return table if stage == 0 else {}
+        own = stages[stage] if stage < len(stages) else {}
+        return {**own, STAGE: stage} if isinstance(own, dict) else {}
 
     def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:
         """The complete checkpoints by step, rising. Raises `RunFailure` where a folder of them cannot be looked into."""
@@ -125,6 +137,17 @@ class RunFolder:
                 f"{self.path}: holds no {RUN_FILE}; name a folder that fourfold train wrote, for example runs/tiny"
             )
         return require_trust(load_run(self.run_file, as_written=True), trust)
+
+    def course(self, trust: bool = False) -> tuple[Course, Stage]:
+        """The course of the run that stands here, and the stage that its last launch trained. Raises `UserError` as
+        `require_config` does."""
+        course = course_of(self.require_config(trust))
+        return course, course.stages[min(self.stage(), len(course.stages) - 1)]
+
+    def stage_config(self, trust: bool = False) -> RunConfig:
+        """The run as its last launch trained it: its stage, where it has several. Raises `UserError` as `require_config` does."""
+        config = self.require_config(trust)
+        return self.course(trust)[1].config if config.stage else config
 
     def data(self) -> dict[str, Any]:
         """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""

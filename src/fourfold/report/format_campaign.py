@@ -15,6 +15,7 @@ def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset
         f"run        {format_count(run.tokens)} tokens = {run.steps:,} steps: {duration(run.training_seconds)} of training, "
         f"{_hours(run.training_device_hours)} device hours on {run.devices:,} devices"
     ]
+    lines += _stage_lines(run)
     if run.failures is None:
         lines.append(
             "           no failure rate is known: --failure-hours HOURS, device hours for each interruption, gives the goodput"
@@ -29,6 +30,19 @@ def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset
     if run.joules is not None and isfinite(run.joules):
         lines.append(
             f"energy     {_energy(run.joules)} at {run.assumptions.watts_per_device:g} W a device, the whole system's share"
+        )
+    return lines
+
+
+def _stage_lines(run: Campaign) -> list[str]:
+    """A line a stage: its share of the time, its batch at the end, its layout."""
+    lines = []
+    for stage in run.stages:
+        name = f" {stage.name}" if stage.name else ""
+        lines.append(
+            f"           stage {stage.number}{name}: {stage.steps:,} steps to {stage.sequences:,} x {stage.length:,} tokens, "
+            f"{format_seconds(stage.step_seconds)} a step, {duration(stage.seconds)} ({stage.seconds / run.training_seconds:.0%}), "
+            f"{stage.words}{'' if stage.fits else ': DOES NOT FIT'}"
         )
     return lines
 

@@ -101,7 +101,7 @@ def _fit_document(name: str, priced: Mapping[str, Any]) -> dict[str, Any]:
 def measured_side(name: str, folder: RunFolder, tokens: float | None, price: float | None, trust: bool = False) -> Side:
     """From what the ranks of a run measured, as `fourfold report` reads it. `price`: dollars a device hour. `trust`: imports the
     code that the run names. Raises `UserError`."""
-    config, everything = folder.require_config(trust), read_measured(folder.path)
+    config, everything = folder.stage_config(trust), read_measured(folder.path)
     if not everything:
         raise UserError(
             f"{name}: no rank has written what it measured yet; what works: the folder of a run that is done"

@@ -157,7 +157,7 @@ def compare(
 
     Raises `UserError` where the folder is no run, or no rank has timed a step.
     """
-    config = folder.require_config(trust)
+    config = folder.stage_config(trust)
     everything = read_measured(folder.path)
     if not everything:
         raise UserError(

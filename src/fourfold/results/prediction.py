@@ -126,8 +126,26 @@ class FailuresDocument:
 
 
 @record
+class StageDocument:
+    """A stage of a run, or all of it while the batch grows: `sequences` and `step_seconds` are those of its last step, `words` its
+    layout."""
+
+    number: int
+    name: str
+    steps: int
+    tokens: int
+    sequences: int
+    length: int
+    step_seconds: float
+    seconds: float
+    words: str
+    fits: bool
+
+
+@record
 class CampaignDocument:
-    """A whole training run. `dollars`: for `rented_devices` and spares; `training_dollars`: without failures and spares."""
+    """A whole training run. `stages`: where its steps are not all alike. `dollars`: for `rented_devices` and spares;
+    `training_dollars`: without failures and spares."""
 
     tokens: int
     steps: int
@@ -141,13 +159,15 @@ class CampaignDocument:
     training_dollars: float | None
     joules: float | None
     failures: FailuresDocument | None
+    stages: list[StageDocument] | None = ABSENT
 
 
 def campaign_record(run: Campaign) -> CampaignDocument:
     """A run's length and cost; null where a figure is not known or not finite."""
-    found = run.failures
+    found, more = run.failures, dict[str, Any]()
+    more["stages"] = [shown(StageDocument, stage) for stage in run.stages] if run.stages else ABSENT
     if found is None:
-        return shown(CampaignDocument, run, rented_devices=run.rented)
+        return shown(CampaignDocument, run, rented_devices=run.rented, **more)
     failures = shown(
         FailuresDocument,
         found,
@@ -162,7 +182,7 @@ def campaign_record(run: Campaign) -> CampaignDocument:
         spare_devices=found.with_spares.spare_devices,
         goodput_without_spares=found.without_spares.efficiency,
     )
-    return shown(CampaignDocument, run, rented_devices=run.rented, failures=failures)
+    return shown(CampaignDocument, run, rented_devices=run.rented, failures=failures, **more)
 
 
 @record

@@ -10,6 +10,7 @@ Daly 2006, "A higher order estimate of the optimum checkpoint interval for resta
 are included.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log1p, sqrt
 
@@ -121,9 +122,26 @@ class Failures:
 
 
 @dataclass(frozen=True)
+class StageLength:
+    """A stage of a run: its steps and tokens, the batch that it ends with in `sequences` of `length` tokens, the seconds of such a
+    step, and of all its steps. `words`: its layout; `fits`: whether the fullest device holds its peak."""
+
+    number: int
+    name: str
+    steps: int
+    tokens: int
+    sequences: int
+    length: int
+    step_seconds: float
+    seconds: float
+    words: str
+    fits: bool
+
+
+@dataclass(frozen=True)
 class Campaign:
-    """`steps` of `step_seconds`. Times with `goodput` 1 where no failure rate is known; with spares where it is. `rented`: devices
-    that are paid for, those that idle and may stand by among them."""
+    """`steps` of `step_seconds`, or those of `stages`, each with its own. Times with `goodput` 1 where no failure rate is known;
+    with spares where it is. `rented`: devices that are paid for, those that idle and may stand by among them."""
 
     tokens: int
     steps: int
@@ -132,11 +150,12 @@ class Campaign:
     rented: int
     assumptions: Assumptions
     failures: Failures | None
+    stages: tuple[StageLength, ...] = ()
 
     @property
     def training_seconds(self) -> float:
         """Seconds without a failure and without a checkpoint."""
-        return self.steps * self.step_seconds
+        return sum(stage.seconds for stage in self.stages) if self.stages else self.steps * self.step_seconds
 
     @property
     def goodput(self) -> float:
@@ -191,14 +210,17 @@ def campaign(
     node_devices: int,
     assumptions: Assumptions,
     rented: int = 0,
+    stages: Sequence[StageLength] = (),
 ) -> Campaign:
     """A run of so many tokens. `node_devices`: how many fail together and are replaced together. `rented`: devices that are paid
-    for, where they are more than `devices`."""
-    steps = -(-tokens // tokens_per_step)
+    for, where they are more than `devices`. `stages`: of the run, where its steps are not all alike; `step_seconds` are then those
+    of the stage that takes the longest."""
+    steps = sum(stage.steps for stage in stages) or -(-tokens // tokens_per_step)
+    seconds = sum(stage.seconds for stage in stages) or steps * step_seconds
     found = None
     if assumptions.failure_hours is not None:
-        found = _failures(steps * step_seconds, step_seconds, devices, min(node_devices, devices), assumptions)
-    return Campaign(tokens, steps, step_seconds, devices, max(rented, devices), assumptions, found)
+        found = _failures(seconds, step_seconds, devices, min(node_devices, devices), assumptions)
+    return Campaign(tokens, steps, step_seconds, devices, max(rented, devices), assumptions, found, tuple(stages))
 
 
 def _failures(

@@ -24,7 +24,7 @@ def diagnose(path: Path, trust: bool = False) -> Diagnosis:
     """Looks twice at the ranks of the run in `path`, a second apart, and asks those that live for their calls. `trust`: imports the
     code that the run names. Raises `UserError` where no rank has reported yet."""
     folder = RunFolder(path)
-    config = folder.require_config(trust)
+    config = folder.stage_config(trust)
     if not read_positions(path):
         raise UserError(f"{path}: no rank has reported yet; what works: the folder of a run that is training or was")
     resolved = resolve_shown(config, transport_of(config, num_cuda_devices(config)))

@@ -29,7 +29,7 @@ from fourfold.checkpoint.folders import MANIFEST
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
-from fourfold.config.stages import Course, Stage, course_of
+from fourfold.config.stages import STAGE, Course, Stage, course_of
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -39,8 +39,6 @@ from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
-STAGE = "stage"
-"""The key of `data.json` that says which stage of the run is trained."""
 _OPTIMIZER = "optimizer"
 """The key of the optimizer's name in what is saved beside the tensors."""
 
