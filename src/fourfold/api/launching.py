@@ -16,7 +16,7 @@ from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_state import RunState
 from fourfold.supervise.follower import follow
 from fourfold.supervise.signals import LaunchOutcome
-from fourfold.supervise.supervisor import NEXT_STAGE
+from fourfold.supervise.supervisor import GOES_ON
 from fourfold.train.fork_server import Started
 
 GRACE_SECONDS = 10.0
@@ -78,7 +78,7 @@ def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Me
             write_plain,
             config.checkpoint.memory_every_steps > 0,
         )
-        if outcome.exit_code or outcome.message != NEXT_STAGE:
+        if outcome.exit_code or outcome.message != GOES_ON:
             break
     if outcome.message:
         write_plain(f"machine 0 ended the run: {outcome.message}")

@@ -36,7 +36,7 @@ from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.results.comparison import compare
 from fourfold.supervise.blame import Blame
 from fourfold.supervise.signals import LaunchOutcome
-from fourfold.supervise.supervisor import NEXT_STAGE, Machines, supervise
+from fourfold.supervise.supervisor import GOES_ON, Machines, supervise
 from fourfold.supervise.watch import Watch
 from fourfold.train.fork_server import Started
 
@@ -172,9 +172,9 @@ def train_locally(
             server if part == 0 else None,
             part,
         )
-        if end.outcome is None or end.outcome.exit_code or end.ready.is_last:
+        if end.outcome is None or end.outcome.exit_code or folder.finished_step() is not None:
             return end
-    raise AssertionError("a run has a last stage")
+    raise AssertionError("a run ends")
 
 
 def _train_stage(
@@ -230,7 +230,7 @@ def _train_stage(
             keeps_memory=complete.checkpoint.memory_every_steps > 0,
             machines=Machines(member, start, seconds) if member is not None and start is not None else None,
             server=server,
-            finished="" if ready.is_last else NEXT_STAGE,
+            finished=lambda: "" if folder.finished_step() is not None else GOES_ON,
         )
         if quiet:
             return TrainingEnd(ready, state, launch())

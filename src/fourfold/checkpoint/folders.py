@@ -122,10 +122,15 @@ def prune(root: Path, keep: int, written: Path) -> None:
     past = [path for path in checkpoints(root) if (step_of(path) or 0) <= (step_of(written) or 0)]
     for path in past[: -max(keep, 1)]:
         with suppress(OSError):
-            if is_remote(path):
-                remove_tree(path)
-                continue
-            shutil.rmtree(_put_out_of_sight(path))
+            remove_checkpoint(path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Deletes a checkpoint: what a deletion that is cut short leaves looks like none. Raises `OSError`."""
+    if is_remote(path):
+        remove_tree(path)
+    else:
+        shutil.rmtree(_put_out_of_sight(path))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -49,6 +49,15 @@ class CorpusPart(Section):
     """Relative share of the sequences."""
 
 
+class SkippedData(Section):
+    """Sequences that nobody trains on."""
+
+    step: Annotated[int, Field(ge=0)]
+    """The step before whose batch they are left out."""
+    sequences: PositiveInt
+    """How many, in the order in which the run would have read them."""
+
+
 class DataSection(Section):
     """The training text and how it becomes tokens."""
 
@@ -74,6 +83,8 @@ class DataSection(Section):
     """Mean length of a document [tokens]. Predictions alone use it: how much attention `document_mask` saves."""
     validation_every: Annotated[int, Field(ge=2)] = 20
     """One document in this many belongs to the validation set, chosen by a hash of its text."""
+    skip_sequences: list[SkippedData] = Field(default_factory=list)
+    """Data to leave out: tables with `step` and `sequences`, as a run that rolled back did (`spikes.policy`)."""
     directory: str = "fourfold-data"
     """Folder that holds the tokens that were prepared."""
 
@@ -296,6 +307,25 @@ class FaultsSection(Section):
         return self.stall_seconds if self.stall_seconds is not None else (90.0 if on_device else 5.0)
 
 
+class SpikesSection(Section):
+    """Steps whose loss or gradient norm is far above those before: robust z-scores, (value - median) / (1.4826 x median absolute
+    deviation) over the latest steps."""
+
+    policy: Literal["off", "log", "skip", "rollback"] = "log"
+    """`log`: an event. `skip`: a step whose gradient norm is beyond the threshold changes nothing. `rollback`: the run goes back to
+    a checkpoint, and leaves out the data of the steps since then."""
+    window: Annotated[int, Field(ge=4)] = 128
+    """Steps over which median and deviation are taken. Nothing is a spike before there are as many."""
+    threshold: PositiveFloat = 8.0
+    """The z-score above which a value is a spike."""
+    rollback_steps: PositiveInt = 10
+    """`rollback`: steps between the checkpoint to go back to and the spike, at least."""
+    max_rollbacks: PositiveInt = 3
+    """`rollback`: how often. Behind the last, spikes are events."""
+    max_skips: PositiveInt = 5
+    """`skip`: steps in a row that change nothing. The next one is made whatever its norm is."""
+
+
 class StageSection(Section):
     """Steps of the run that are made otherwise than those before: the keys that a stage states hold until a later one states them
     again. Weights, optimizer states, the place in the data and the counters go through."""
@@ -314,6 +344,8 @@ class StageSection(Section):
     """Rotary keys (`rope_theta`, `yarn_scaling`, ...), `max_position`, `sliding_window`, weights of auxiliary losses."""
     layout: dict[str, Any] = Field(default_factory=dict)
     """Any key of the layout, for the same number of ranks; `dp_shard` is what they leave, unless it is stated."""
+    spikes: dict[str, Any] = Field(default_factory=dict)
+    """Any key: what is done with a spike."""
     optimizer: dict[str, Any] = Field(default_factory=dict)
     """Any key but `name`. A schedule that a stage states begins at the stage, and lasts until a stage states another."""
 
@@ -331,6 +363,7 @@ class RunConfig(Section):
     cluster: ClusterSection = ClusterSection()
     run: RunSection = RunSection()
     faults: FaultsSection = FaultsSection()
+    spikes: SpikesSection = SpikesSection()
     published: PublishedSection = PublishedSection()
     stage: list[StageSection] = Field(default_factory=list)
 

@@ -8,6 +8,7 @@ from fourfold.config.errors import UserError
 STAGE_KEYS: dict[str, tuple[str, ...] | None] = {
     "batch": ("global_sequences", "sequence_length", "ramp"),
     "data": ("corpus", "document_mask", "document_tokens"),
+    "spikes": None,
     "model": (
         *("rope_theta", "rope_scaling", "yarn_scaling", "linear_scaling", "longrope_scaling", "dynamic_scaling"),
         *("max_position", "sliding_window", "balance_loss", "balance_bias_speed", "z_loss", "mtp_loss"),

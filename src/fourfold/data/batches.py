@@ -242,6 +242,10 @@ class GlobalBatches:
                 windows[row] = self._train[part].read(int(window) * self._sequence_length, self._sequence_length + 1)
         return _to_batch(windows, self._eos, self._document_mask)
 
+    def first_sample(self, step: int) -> int:
+        """The number of a step's first sample among those of its blend and length."""
+        return self._place.first(step)
+
     def valid_tokens(self, step: int) -> int:
         """Targets that count in the loss of a full global batch: what every microbatch's loss is divided by."""
         size = self._place.size(step)

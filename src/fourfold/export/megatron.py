@@ -22,7 +22,7 @@ FP8: dict[str, Flags] = {
     "nvfp4": {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
 }
 MEGATRON_DECAYS = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt", "exponential": "exponential"}
-"""Its names of the final decay's shapes."""
+"""Megatron-LM's names of the final decay's shapes."""
 NARROW = {1.0: "fp8", 2.0: "bf16"}
 
 

@@ -25,6 +25,7 @@ _ORDER = (
     "cluster",
     "run",
     "faults",
+    "spikes",
     "published",
 )
 _FREE = (
@@ -33,6 +34,7 @@ _FREE = (
     "checkpoint.",
     "cluster.",
     "faults.",
+    "spikes.",
     "published.",
     "batch.steps",
     "batch.tokens",
@@ -129,14 +131,21 @@ def _differences(old: RunConfig, new: RunConfig, saved: int) -> list[Change]:
     if old.stage != new.stage:
         was, is_now = (config.model_dump(mode="json", exclude_defaults=True).get("stage") for config in (old, new))
         found["stage"] = Change("stage", was, is_now)
+    if (was_left := _left_out(old, saved)) != (is_left := _left_out(new, saved)):
+        found["data.skip_sequences"] = Change("data.skip_sequences", was_left, is_left)
     if saved and "batch.ramp" not in found and before.samples_before(saved) != now.samples_before(saved):
         found["batch.ramp"] = Change("batch.ramp", before.samples_before(saved), now.samples_before(saved))
     order = [*_ORDER, "stage"]
     return sorted(found.values(), key=lambda each: order.index(each.key.partition(".")[0]))
 
 
+def _left_out(config: RunConfig, saved: int) -> list[dict[str, int]]:
+    """The data that the run left out before a step: what it leaves out later may still be decided."""
+    return [skip.model_dump() for skip in config.data.skip_sequences if skip.step < saved]
+
+
 def _between(old: RunConfig, new: RunConfig) -> list[Change]:
-    before, now = (config.model_dump(mode="json") for config in (old, new))
+    before, now = (config.model_dump(mode="json", exclude={"data": {"skip_sequences"}}) for config in (old, new))
     return [
         Change(f"{section}.{key}", before[section].get(key), value)
         for section in _ORDER

@@ -136,11 +136,6 @@ class ReadyRun:
         """The stage that is launched."""
         return self.staged.resolved[self.stage.number]
 
-    @property
-    def is_last(self) -> bool:
-        """Whether the run ends with this stage."""
-        return self.stage.number == len(self.prepared) - 1
-
     def data_table(self, start: str | None = None) -> dict[str, Any]:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
         of_stages = [

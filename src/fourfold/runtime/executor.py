@@ -1,5 +1,6 @@
 """The interpreter: runs a program's instructions on torch.distributed, one short handler an operation."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,6 +60,7 @@ class Executor(StepState):
         self.groups = groups
         self.updates = 0
         """Optimizer updates made so far; skipped steps do not count."""
+        self.largest_norm = math.inf
         self._hidden_shape = (spec.layout.hidden_tokens, spec.model.hidden_size)
         self._compute_dtype = torch_dtype(spec.compute)
         self.optimizer = optimizer
@@ -147,7 +149,8 @@ class Executor(StepState):
         trains = program.kind == "train"
         imbalance = self.routers.imbalance if trains else None
         modules = self.view.spec.model.mtp_layers
-        result = read_result(self.compute.num_targets, self.compute.loss, total, imbalance, modules)
+        read = self.compute.num_targets, self.compute.loss, total, imbalance, modules
+        result = read_result(*read, self.largest_norm)
         if trains and not result.skipped:
             self.updates += 1
             self.routers.move_biases()
@@ -268,7 +271,7 @@ class Executor(StepState):
         if self._on_host:
             self.scale = clip_scale(total.sqrt().item(), limit)
         else:
-            self.scale = clip_on_device(total, limit, self.numbers.number)
+            self.scale = clip_on_device(self.usable_total(), limit, self.numbers.number)
 
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]

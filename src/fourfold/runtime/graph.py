@@ -47,6 +47,8 @@ def check_graphs(config: RunConfig, spec: StepSpec, device: torch.device, attent
         "its copies to the host run beside the stream that is captured (layout.offload, layout.offload_optimizer)": (
             any(spec.layout.offload) or spec.layout.offload_optimizer
         ),
+        "the norm beyond which a step changes nothing is the host's (spikes.policy = 'skip')": config.spikes.policy
+        == "skip",
         "model.block is a function that may read the host": spec.model.block is not None,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)

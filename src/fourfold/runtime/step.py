@@ -43,10 +43,16 @@ class StepResult:
 
 
 def read_result(
-    num_targets: Tensor, losses: Tensor, squares: Tensor, imbalance: Tensor | None, modules: int
+    num_targets: Tensor,
+    losses: Tensor,
+    squares: Tensor,
+    imbalance: Tensor | None,
+    modules: int,
+    largest_norm: float = math.inf,
 ) -> StepResult:
     """Reads what a step left on the device: the one time that the host waits for it. `num_targets` [1 + modules]; `losses` [parts]:
-    sums, the modules' at the end; `squares` []: the squared norm of the gradients; `imbalance` [1]. `modules`: MTP modules."""
+    sums, the modules' at the end; `squares` []: the squared norm of the gradients; `imbalance` [1]. `modules`: MTP modules;
+    `largest_norm`: beyond which the step changed nothing."""
     read = [num_targets, losses, squares]
     counts, sums, (total,), *rest = read_back([*read, imbalance] if imbalance is not None else read)
     ahead = sums[len(sums) - modules :]
@@ -54,7 +60,7 @@ def read_result(
     return StepResult(
         loss=sums[0] / max(counts[0], 1),
         grad_norm=math.sqrt(total),
-        skipped=not math.isfinite(total),
+        skipped=not math.isfinite(total) or math.sqrt(total) > largest_norm,
         num_targets=int(counts[0]),
         auxiliary_loss=sum(sums[1 : len(sums) - modules]),
         expert_imbalance=rest[0][0] if rest else None,

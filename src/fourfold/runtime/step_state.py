@@ -41,6 +41,8 @@ class StepState:
     scale: float | DeviceClip
     """The factor of the gradients in this step's updates, once their norm is known."""
     own_gradients: OwnGradients | None
+    largest_norm: float
+    """The gradient norm beyond which a step changes nothing."""
     _side: Side | None
     _total: Tensor
 
@@ -78,5 +80,12 @@ class StepState:
         return self.device.type == "cpu"
 
     def skips(self) -> bool:
-        """Whether some gradient is not finite; on a device the optimizer itself sees to that, and the host does not wait."""
-        return self._on_host and not math.isfinite(self._total.item())
+        """Whether some gradient is not finite, or their norm beyond `largest_norm`; on a device the optimizer itself sees to that,
+        and the host does not wait."""
+        return self._on_host and not math.isfinite(self.usable_total().item())
+
+    def usable_total(self) -> Tensor:
+        """The squared norm of the gradients; infinite where the step is to change nothing."""
+        if math.isinf(self.largest_norm):
+            return self._total
+        return torch.where(self._total > self.largest_norm**2, math.inf, self._total)

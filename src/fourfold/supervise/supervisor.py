@@ -37,8 +37,8 @@ from fourfold.supervise.signals import LaunchOutcome, StopRequests
 from fourfold.supervise.watch import Watch
 from fourfold.train.fork_server import Started
 
-NEXT_STAGE = "the next stage begins"
-"""Said of ranks that have finished a stage of their run, and not the last."""
+GOES_ON = "goes on"
+"""Said of ranks that have ended where the same launch goes on with others: in the next stage, or from an earlier step."""
 _DISMISS_SECONDS = 3.0
 RESTARTED_SECONDS = 30.0
 """How long to wait for a machine whose launcher starts everything again anyway."""
@@ -69,7 +69,7 @@ def supervise(
     machines: Machines | None = None,
     keeps_memory: bool = False,
     server: Started | None = None,
-    finished: str = "",
+    finished: Callable[[], str] = lambda: "",
 ) -> LaunchOutcome:
     """Runs all ranks until the run has finished, was stopped, or has failed too often. Called from the main thread.
 
@@ -121,7 +121,7 @@ def supervise(
         finally:
             with suppress(RunFailure):
                 judge.keep()
-            fleet.dismiss(outcome.exit_code, outcome.message if outcome.exit_code else finished, _DISMISS_SECONDS)
+            fleet.dismiss(outcome.exit_code, outcome.message if outcome.exit_code else finished(), _DISMISS_SECONDS)
         return outcome
 
 

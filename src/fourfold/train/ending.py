@@ -16,7 +16,6 @@ import torch
 
 from fourfold.config import ModelConfig, RunConfig, RunFailure
 from fourfold.config.errors import error_text
-from fourfold.config.stages import Stage
 from fourfold.huggingface import resolve_model
 from fourfold.model.counts import num_parameters
 from fourfold.runtime.progress import ENDED, ProgressBoard
@@ -33,20 +32,13 @@ _PROMPT = "def "
 
 
 def end_training(
-    log: RunLog | None,
-    board: ProgressBoard,
-    memory: PeerMemory | None,
-    step: int,
-    validation_loss: float | None,
-    follows: Stage | None = None,
+    log: RunLog | None, board: ProgressBoard, memory: PeerMemory | None, step: int, validation_loss: float | None
 ) -> None:
-    """The last words of a rank whose run has finished, or whose stage has, where one `follows`. `log`: rank 0's; `memory`: its
-    copies, which peers may still read."""
+    """The last words of a rank whose run has finished; with `log` None, whose launch goes on with other ranks. `log`: rank 0's;
+    `memory`: its copies, which peers may still read."""
     board.enter(ENDED, step)  # nobody waits for this rank any more, and nobody watches it
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if log is not None and follows is not None:
-        log.event("stage", step=step, message=f"{follows} begins", validation_loss=validation_loss)
-    elif log is not None:
+    if log is not None:
         log.event("finish", step=step, validation_loss=validation_loss, max_rss_bytes=rss)
     try:
         if memory is not None:
@@ -73,10 +65,7 @@ def sample_at_end(out: Path) -> None:
     same. The process ends, as finished, where this takes more than `SAMPLE_SECONDS` and the answer of a disk or device."""
     with _bounded(2 * SAMPLE_SECONDS), suppress(OSError, RunFailure):
         try:
-            course, stage = run_stage(out)
-            if stage is not course.stages[-1]:
-                return
-            config = stage.config
+            config = run_stage(out)[1].config
             device = choose_device(config.run)
             gc.collect()
             if device.type == "cuda":  # what the step held makes room

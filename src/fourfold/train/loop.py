@@ -1,12 +1,15 @@
 """The training loop of one rank, from a prepared run folder to a finished run."""
 
+import math
 import os
 import time
+from enum import Enum
 from functools import partial
 from typing import Any
 
 import torch
 
+from fourfold.checkpoint import step_of
 from fourfold.config import RunFailure
 from fourfold.config.json_lines import finite
 from fourfold.model.counts import step_flops_per_token
@@ -25,15 +28,27 @@ from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.metrics import RunLog
 from fourfold.train.peak import Peak
+from fourfold.train.spikes import Spike, note_rollback, rollbacks_made, target_of
 from fourfold.train.start import RankStart
+from fourfold.train.state import forget_after, saved_steps
 from fourfold.train.step_failure import explained, save_barrier
 from fourfold.train.step_values import Rates, step_values
 
 
-class Training(RankStart):
-    """The steps of one rank. `run` returns whether the run is finished (False: stopped by request)."""
+class Leg(Enum):
+    """How the ranks of a launch ended: the run has finished; it was stopped by request; the same launch goes on with others, in the
+    next stage or from an earlier step."""
 
-    def run(self) -> bool:
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    GOES_ON = "goes on"
+
+
+class Training(RankStart):
+    """The steps of one rank."""
+
+    def run(self) -> Leg:
+        """Trains until the run has finished, or its launch has to go on with other ranks."""
         log = RunLog(self.out, self.config, self.step) if self.context.rank == 0 else None
         try:
             with collected_together(self.config.run.gc_every_steps) as garbage:
@@ -49,7 +64,7 @@ class Training(RankStart):
             if log is not None:
                 log.close()
 
-    def _run(self, log: RunLog | None, garbage: StepGarbage) -> bool:
+    def _run(self, log: RunLog | None, garbage: StepGarbage) -> Leg:
         config, rank = self.config, self.context.rank
         kind, source = ("resume", {"source": self.resumed_from}) if self.step else ("start", {})
         _event(log, kind, step=self.step, ranks=self.context.world_size, **source, **self.left_out)
@@ -65,7 +80,7 @@ class Training(RankStart):
                 if self.step:
                     self._save(log, last=True)
                 _event(log, "stop", step=self.step)
-                return False
+                return Leg.STOPPED
             garbage.before(self.step)
             before = {axes: group.sent_bytes for axes, group in self.groups.items()}
             start = time.perf_counter()
@@ -80,8 +95,14 @@ class Training(RankStart):
             self.tokens += self.course.batch_at(self.step).step_tokens
             self.skipped += result.skipped
             self.chain = extend(self.chain, self.step, result)
-            diverged = self.skips.count(result.skipped)
-            if result.skipped:
+            spike = self.spikes.look(result)
+            is_bad = result.skipped and not math.isfinite(result.grad_norm)
+            diverged = self.skips.count(is_bad)
+            if result.skipped and not is_bad:
+                _event(log, "skip", step=self.step, message=str(spike))
+            elif spike is not None:
+                _event(log, "spike", step=self.step, message=str(spike))
+            if is_bad:
                 tensor = self.skips.locate(self.executor.own_gradients, self.context)
                 _event(log, "skip", step=self.step, tensor=tensor)
             self.step += 1
@@ -105,17 +126,45 @@ class Training(RankStart):
             if diverged:
                 self._newest_saved(log)
                 raise self._diverged(lr)
+            if spike is not None and config.spikes.policy == "rollback" and self._rolls_back(log, spike):
+                return Leg.GOES_ON
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
                 self._save(log, last)
             self._tell_saves(log)
-        follows = None if self.is_last_stage else self.course.stages[self.stage.number + 1]
-        end_training(log, self.board, self.memory, self.step, self.validation_loss, follows)
-        return True
+        if self.stage is self.course.stages[-1]:
+            end_training(log, self.board, self.memory, self.step, self.validation_loss)
+            return Leg.FINISHED
+        follows = self.course.stages[self.stage.number + 1]
+        _event(log, "stage", step=self.step, message=f"{follows} begins", validation_loss=self.validation_loss)
+        end_training(None, self.board, self.memory, self.step, None)
+        return Leg.GOES_ON
 
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether the run ends with this stage."""
-        return self.stage is self.course.stages[-1]
+    def _rolls_back(self, log: RunLog | None, spike: Spike) -> bool:
+        """Goes back to a checkpoint before the spike and past the data since then, where there is one; whether it did."""
+        self._newest_saved(log)
+        text = ""
+        if self.context.rank == 0:
+            saved = [step for path in saved_steps(self.config, self.out) if (step := step_of(path)) is not None]
+            target = target_of(saved, self.step, self.config.spikes, rollbacks_made(self.out))
+            text = str(target or "")
+        told = self.context.tell(text, 0)
+        if not told:
+            return False
+        target, number = int(told), self.batches.first_sample
+        if self.context.rank == 0:
+            first, behind = number(target), number(self.step - 1) + self.course.batch_at(self.step - 1).sequences
+            note_rollback(self.out, target, behind - first)
+            forget_after(self.config, self.out, target)
+            _event(
+                log,
+                "rollback",
+                step=self.step,
+                to=target,
+                samples=[first, behind],
+                message=f"{spike}: back to step {target}, without the data of steps {target} to {self.step - 1}",
+            )
+        end_training(None, self.board, self.memory, self.step, None)
+        return True
 
     def _diverged(self, lr: float) -> RunFailure:
         """Runs the last step once more to find the tensor that is to blame; the message. The state is of no use afterwards."""
@@ -131,6 +180,7 @@ class Training(RankStart):
         feed = self.ahead.take(self.step)
         ran = self.programs.at(self.step)
         program = ran.program
+        self.executor.largest_norm = self.spikes.largest_norm()
         self.executor.routers.sequences = self.course.batch_at(self.step).sequences
         self.board.enter(TRAINING, self.step, program)
         try:
@@ -209,7 +259,8 @@ class Training(RankStart):
         made_by = self._certificate = self._certificate or certificate(
             self.config, self.program, "", self.choices.recorded
         )
-        return {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
+        found = {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
+        return {**found, "recent": self.spikes.recent} if self.spikes.recent else found
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:
         """Records the saves that ended; the error of the newest, where it failed."""

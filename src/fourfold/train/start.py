@@ -32,6 +32,7 @@ from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
+from fourfold.train.spikes import SpikeDetector, skipped_data
 from fourfold.train.state_sums import StateSums
 from fourfold.train.step_programs import StepPrograms
 
@@ -62,7 +63,9 @@ class RankStart:
         self.left_out = prepared.left_out()
         if "tokens" in table:
             prepared.require(table["tokens"])
-        self.batches = GlobalBatches.of_run(prepared, self.config, place_of(self.course, self.stage))
+        self.batches = GlobalBatches.of_run(
+            prepared, self.config, place_of(self.course, self.stage, skipped_data(self.config, out))
+        )
         sequences = self.config.run.evaluate_sequences
         self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
         self.ahead = BatchesAhead(self.batches, self._own_rows, self._feed, self.steps, context.device)
@@ -95,9 +98,11 @@ class RankStart:
         self.skips = SkippedSteps(self.config)
         self.chain, self.resumed_from = "", ""
         self._certificate: dict[str, Any] = {}
+        self.spikes = SpikeDetector(self.config.spikes)
         self.validation_loss: float | None = None
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
+            self.spikes = SpikeDetector(self.config.spikes, info.get("recent", ()))
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self._require_stage()
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")

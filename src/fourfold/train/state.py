@@ -25,7 +25,7 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
-from fourfold.checkpoint.folders import MANIFEST
+from fourfold.checkpoint.folders import MANIFEST, remove_checkpoint
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
@@ -154,6 +154,18 @@ def _own_steps(config: RunConfig, out: Path, table: Mapping[str, Any]) -> list[P
     roots = [checkpoint_root(config, out), *map(place, table.get("former_checkpoints", []))]
     found = [path for root in roots for path in step_folders(root)]
     return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+def forget_after(config: RunConfig, out: Path, step: int) -> None:
+    """Removes the run's checkpoints of later steps. Raises `RunFailure` where one stays."""
+    for path in saved_steps(config, out):
+        if (step_of(path) or 0) > step:
+            try:
+                remove_checkpoint(path)
+            except OSError as error:
+                raise RunFailure(
+                    f"{path}: cannot be removed ({error.strerror}), and is of a step that the run went back from"
+                ) from None
 
 
 def save(

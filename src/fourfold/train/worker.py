@@ -40,8 +40,9 @@ def run_worker(out: Path) -> int:
 
     who = f"rank {os.environ.get('RANK')}"
     try:
-        code = record.say(_train(out))  # a run that has finished says so before anything else is tried
-        if code == FINISHED and os.environ.get("RANK") == "0":
+        code, is_over = _train(out)
+        record.say(code)  # a run that has finished says so before anything else is tried
+        if is_over and os.environ.get("RANK") == "0":
             from fourfold.train.ending import sample_at_end
 
             sample_at_end(out)
@@ -84,9 +85,10 @@ def _advice(error: Exception) -> str:
     return f"; {cure}" if cure is not None else ""
 
 
-def _train(out: Path) -> int:
+def _train(out: Path) -> tuple[int, bool]:
+    """The exit code, and whether the run has finished."""
     from fourfold.train.deterministic import be_deterministic
-    from fourfold.train.loop import Training
+    from fourfold.train.loop import Leg, Training
     from fourfold.train.session import StopSignal, init_rank_context
 
     _exit_with_parent()
@@ -111,7 +113,7 @@ def _train(out: Path) -> int:
         signal.signal(number, request)
     stop.requested = bool(early)
     try:
-        finished = Training(out, context, stop).run()
+        leg = Training(out, context, stop).run()
     except RunFailure:
         raise  # without leaving the group in order: the peers are stuck or gone
     except (RuntimeError, MemoryError) as error:
@@ -125,7 +127,7 @@ def _train(out: Path) -> int:
         context.close()
     for number, handler in handlers.items():
         signal.signal(number, handler)
-    return FINISHED if finished else STOPPED
+    return STOPPED if leg is Leg.STOPPED else FINISHED, leg is Leg.FINISHED
 
 
 def _write_tracebacks_on_request(out: Path) -> None:
