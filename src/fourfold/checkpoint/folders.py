@@ -9,6 +9,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from fourfold.checkpoint.retention import Retention
 from fourfold.config.remote_path import RemotePath, is_remote
 
 MANIFEST = "manifest.json"
@@ -114,15 +115,15 @@ def _put_out_of_sight(folder: Path) -> Path:
     return old
 
 
-def prune(root: Path, keep: int, written: Path) -> None:
-    """Deletes all but the `keep` newest checkpoints up to `written`. One that cannot be deleted is left for the next save.
+def prune(root: Path, retention: Retention, written: Path) -> None:
+    """Deletes checkpoints up to `written` that do not stay. One that cannot be deleted is left for the next save.
 
     One of a later step is no part of this run's past (a copy, or one too damaged to resume): it neither goes nor counts.
     """
-    past = [path for path in checkpoints(root) if (step_of(path) or 0) <= (step_of(written) or 0)]
-    for path in past[: -max(keep, 1)]:
+    past = {step_of(path) or 0: path for path in checkpoints(root) if (step_of(path) or 0) <= (step_of(written) or 0)}
+    for step in retention.to_delete(list(past)):
         with suppress(OSError):
-            remove_checkpoint(path)
+            remove_checkpoint(past[step])
 
 
 def remove_checkpoint(path: Path) -> None:

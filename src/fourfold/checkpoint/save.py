@@ -26,6 +26,7 @@ from fourfold.checkpoint.checked_file import CheckedFile, write_tensors
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
 from fourfold.checkpoint.file_bytes import drop_from_cache
 from fourfold.checkpoint.manifest import read_manifest
+from fourfold.checkpoint.retention import Retention
 from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, places
 from fourfold.config import FinalFailure, RunFailure
 from fourfold.config.errors import open_files_advice
@@ -52,7 +53,7 @@ def save_checkpoint(
     *,
     rank: int,
     synchronize: Callable[[], None],
-    keep: int,
+    keep: int | Retention,
     is_writer: bool = True,
     units: Collection[str] = (),
     extras: Mapping[str, Tensor] | None = None,
@@ -75,11 +76,11 @@ def save_checkpoint(
     bytes are written; raises where they are not those of the state. `advance`: called as they
     are written and read back. `root` lies on a file system that all ranks share.
 
-    Afterwards all but the `keep` newest checkpoints are deleted, once this one was read back, so the disk holds `keep` + 1 for a
-    while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are missing: then nothing
-    has appeared, and the checkpoints before are as they were.
-    """
+    Afterwards all but those that `keep` names, or as many of the newest, are deleted, once this one was read back, so the disk
+    holds `keep` + 1 for a while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are
+    missing: then nothing has appeared, and the checkpoints before are as they were."""
     folder = folders.step_folder(root, step)
+    retention = Retention(keep) if isinstance(keep, int) else keep
     needed_bytes = _total_bytes(shards) if total_bytes is None else total_bytes
     own = {unit: shard for unit, shard in shards.items() if shard.is_writer and is_writer}
     extras = extras if extras is not None and is_writer else {}
@@ -94,13 +95,13 @@ def save_checkpoint(
     if rank == 0 and attempt is not None and attempt_of(folder) == attempt:
         failure.guard(lambda: commit(folder, step, info, attempt, layout_degrees(layout), units, fence))
     synchronize()
-    if (own or extras) and _is_committed(folder, attempt) and len(folders.checkpoints(root)) > keep:
+    if (own or extras) and _is_committed(folder, attempt) and len(folders.checkpoints(root)) > retention.newest:
         failure.guard(lambda: _read_back(folder, rank, advance))  # before another is deleted
     synchronize()
     complaint = None if _is_committed(folder, attempt) else _complain(folder, failure, needed_bytes)
     synchronize()
     if rank == 0 and complaint is None:
-        folders.prune(root, keep, folder)
+        folders.prune(root, retention, folder)
     elif rank == 0:
         with suppress(OSError):
             folders.remove_tree(folders.aside(folder))

@@ -163,6 +163,15 @@ class CheckpointSection(Section):
     """Steps between two checkpoints. Left out: one at the end."""
     keep: PositiveInt = 2
     """How many of the latest checkpoints are kept."""
+    keep_every_steps: PositiveInt | None = None
+    """Checkpoints of steps that are multiples of this are kept for good."""
+    keep_stage_ends: bool = True
+    """Whether the checkpoint at the end of every stage but the last is kept for good."""
+    keep_best: bool = False
+    """Whether the checkpoint with the best validation loss is kept. Evaluate as often as you save (`run.evaluate_every`)."""
+    max_bytes: PositiveInt | None = None
+    """Bytes of all checkpoints of the run. Beyond them the oldest that is kept for good goes, but never one of the latest `keep`,
+    or the best."""
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
     allocated."""

@@ -30,7 +30,7 @@ from fourfold.train.metrics import RunLog
 from fourfold.train.peak import Peak
 from fourfold.train.spikes import Spike, note_rollback, rollbacks_made, target_of
 from fourfold.train.start import RankStart
-from fourfold.train.state import forget_after, saved_steps
+from fourfold.train.state import BEST, forget_after, saved_steps
 from fourfold.train.step_failure import explained, save_barrier
 from fourfold.train.step_values import Rates, step_values
 
@@ -116,10 +116,13 @@ class Training(RankStart):
             timed = rates.of(self.step, seconds)
             values = step_values(self.step - 1, result, lr, self.tokens, timed, counted)
             every, last = config.run.evaluate_every, self.step == self.steps
+            saves = last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0)
             if last or (every is not None and self.step % every == 0):
                 begun = time.perf_counter()
                 self.validation_loss = values["validation_loss"] = self._evaluate()
                 took = time.perf_counter() - begun
+                if saves and (self.best is None or self.validation_loss <= self.best[1]):
+                    self.best = self.step, self.validation_loss
                 _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, seconds=took)
             if rank == 0 and log is not None:
                 log.step(finite(values))
@@ -128,7 +131,7 @@ class Training(RankStart):
                 raise self._diverged(lr)
             if spike is not None and config.spikes.policy == "rollback" and self._rolls_back(log, spike):
                 return Leg.GOES_ON
-            if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
+            if saves:
                 self._save(log, last)
             self._tell_saves(log)
         if self.stage is self.course.stages[-1]:
@@ -260,7 +263,8 @@ class Training(RankStart):
             self.config, self.program, "", self.choices.recorded
         )
         found = {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
-        return {**found, "recent": self.spikes.recent} if self.spikes.recent else found
+        more = {"recent": self.spikes.recent, BEST: self.best}
+        return {**found, **{key: value for key, value in more.items() if value}}
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:
         """Records the saves that ended; the error of the newest, where it failed."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,9 +72,11 @@ class Saver:
         rank: int,
         barrier: StoreBarrier,
         tell: Callable[[int], None] = lambda what: None,
+        ends: Collection[int] = (),
     ) -> None:
-        """`tell`: called, by whatever thread saves, with what a save does now: `WRITING`, `WAITING`, or 0 for none."""
-        self._tell = tell
+        """`ends`: of the run's stages. `tell`: called, by whatever thread saves, with what a save does now: `WRITING`, `WAITING`,
+        or 0 for none."""
+        self._tell, self._ends = tell, ends
         self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
         self._rank, self._barrier = rank, barrier
         self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
@@ -178,7 +180,7 @@ class Saver:
         try:
             end.path = state.save(
                 self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, meet,
-                tensors=copies, check=check, advance=advance,
+                tensors=copies, check=check, advance=advance, ends=self._ends,
             )  # fmt: skip
             self._newest = end.step
         except Exception as error:

@@ -99,10 +99,12 @@ class RankStart:
         self.chain, self.resumed_from = "", ""
         self._certificate: dict[str, Any] = {}
         self.spikes = SpikeDetector(self.config.spikes)
+        self.best: tuple[int, float] | None = None
         self.validation_loss: float | None = None
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
             self.spikes = SpikeDetector(self.config.spikes, info.get("recent", ()))
+            self.best = tuple(found) if (found := info.get(state.BEST)) is not None else None
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self._require_stage()
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")
@@ -114,8 +116,8 @@ class RankStart:
         if self.memory is not None:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
-        own = self.units, self.executor.routers, context.rank
-        self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"), self.board.saves)
+        own, ends = (self.units, self.executor.routers, context.rank), [each.end for each in self.course.stages]
+        self.saver = Saver(self.config, out, self.view, *own, context.barrier("save"), self.board.saves, ends)
         self._last_save = context.barrier("last save", self.board.record)
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
         self.peak_bytes: int | None = None

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,11 @@ from fourfold.checkpoint import (
 from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
 from fourfold.checkpoint.folders import MANIFEST, remove_checkpoint
+from fourfold.checkpoint.retention import Retention, most_of, stages_end
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
+from fourfold.config.schema import CheckpointSection
 from fourfold.config.stages import STAGE, Course, Stage, course_of
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
@@ -39,6 +41,8 @@ from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
+BEST = "best"
+"""The key of the step whose validation loss was the least of those that were saved, and of that loss."""
 _OPTIMIZER = "optimizer"
 """The key of the optimizer's name in what is saved beside the tensors."""
 
@@ -181,9 +185,10 @@ def save(
     tensors: Mapping[str, Tensor] | None = None,
     check: Callable[[], None] | None = None,
     advance: Callable[[], None] = lambda: None,
+    ends: Collection[int] = (),
 ) -> Path:
-    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead.
-    `check`, `advance`: as in `save_checkpoint`."""
+    """Saves the state before step `step`. Called by every rank. `ends`: of the run's stages. `tensors`: copies of
+    `written_tensors`, to be saved instead. `check`, `advance`: as in `save_checkpoint`."""
     number = int(os.environ["FOURFOLD_FENCE"]) if "FOURFOLD_FENCE" in os.environ else None
     root = checkpoint_root(config, out)
     return save_checkpoint(
@@ -193,7 +198,7 @@ def save(
         {**full_info(info, view, number), **run_in(out)},
         rank=rank,
         synchronize=synchronize,
-        keep=config.checkpoint.keep,
+        keep=retention_of(config.checkpoint, view.spec, info, ends),
         units=unit_names(view.spec),
         extras=extra_tensors(view, routers) if is_first_of_stage(view.spec.layout, rank) else None,
         layout=view.spec.layout,
@@ -202,6 +207,20 @@ def save(
         check=check,
         advance=advance,
         fence=partial(_guarded, out, root, number),
+    )
+
+
+def retention_of(
+    section: CheckpointSection, spec: StepSpec, info: Mapping[str, Any], ends: Collection[int]
+) -> Retention:
+    """Which checkpoints of a run stay, once that with `info` is saved."""
+    best = info.get(BEST)
+    return Retention(
+        newest=section.keep,
+        every=section.keep_every_steps,
+        steps=stages_end(ends, section.keep_stage_ends),
+        best=best[0] if section.keep_best and best is not None else None,
+        most=most_of(section.max_bytes, spec.checkpoint_bytes),
     )
 
 
