@@ -1,6 +1,7 @@
 """The course of a run: every step has one batch and one stage, nothing is counted twice, and peers give the same numbers."""
 
 import math
+import tomllib
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fourfold.config import RunConfig, UserError, dump_run, num_steps, parse_run
-from fourfold.config.stages import Course, course_of
+from fourfold.config.stages import Course, course_of, decayed
 
 LENGTH = 16
 
@@ -194,6 +195,27 @@ def test_warmup_and_decay_over_tokens_meet_where_the_tokens_say() -> None:
     assert rates[-4:] == pytest.approx(
         [1.0, 1.0, 0.5, 0.0]
     )  # a step of the second stage reads half of the decay's tokens
+
+
+OF_STAGES = [
+    [],
+    [{"until_steps": 8}, {"batch": {"sequence_length": 64}}],
+    [{"until_steps": 8}, {"optimizer": {"schedule": "linear"}}],
+]
+
+
+@pytest.mark.parametrize("stages", OF_STAGES)
+@pytest.mark.parametrize("step", [5, 8, 20])
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant", "inverse_root"])
+def test_a_late_decay_leaves_the_past_and_begins_where_the_rate_stood(stages, step: int, schedule: str) -> None:
+    config = run(optimizer={"lr": 1e-3, "schedule": schedule, "warmup_steps": 4}, stage=stages)
+    before, after = course_of(config), course_of(decayed(config, step, 7))
+    assert (after.steps, after.stage_at(step).begin) == (step + 7, step)
+    assert [after.learning_rate(k) for k in range(step)] == [before.learning_rate(k) for k in range(step)]
+    assert [after.tokens_before(k) for k in range(step + 1)] == [before.tokens_before(k) for k in range(step + 1)]
+    there = before.learning_rate(step) if before.stage_at(step).begin < step else after.learning_rate(step)
+    assert [after.learning_rate(step + k) for k in range(7)] == pytest.approx([there * (1 - k / 6) for k in range(7)])
+    assert parse_run(tomllib.loads(dump_run(decayed(config, step, 7)))) == decayed(config, step, 7)
 
 
 REFUSED = [

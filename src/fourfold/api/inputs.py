@@ -57,6 +57,8 @@ class LaunchOptions:
     """The run's folder. Default: runs/NAME for a run file NAME.toml."""
     change: bool = False
     """Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4."""
+    decay: int | None = None
+    """From the newest checkpoint on, let the learning rate fall from where it stands to 0 in so many steps, and end there."""
 
 
 @dataclass(frozen=True)

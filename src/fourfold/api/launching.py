@@ -8,7 +8,7 @@ from fourfold.config import RunConfig, load_run
 from fourfold.huggingface import resolve_model
 from fourfold.launch.external import Member, start_token
 from fourfold.launch.machine import num_cuda_devices, transport_of
-from fourfold.launch.ready import finished_at
+from fourfold.launch.ready import finished_at, with_decay
 from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout import resolve_layout
@@ -29,12 +29,14 @@ def train_with(
     change: bool = False,
     machines: MachineOptions | None = None,
     server: Started | None = None,
+    decay: int | None = None,
 ) -> int:
     """Trains as the command says; its exit code. `worker`: a program that stands in for a rank, which has `grace_seconds` to
     end once another failed. `server`: what forks ranks, started before. Raises `UserError` and `RunFailure`."""
     machines = machines or MachineOptions()
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
+    config = with_decay(config, folder, decay)
     member, spares = machines.member(), machines.spares
     if member is not None and member.index > 0:
         return take_part(config, folder, command, member, spares)

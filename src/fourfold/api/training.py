@@ -20,7 +20,7 @@ from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.machine import require_packages
-from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
+from fourfold.launch.ready import ReadyRun, finished_at, prepare_run, with_decay
 from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout.resolve import check_ranks
@@ -113,6 +113,7 @@ def train(asked: TrainOptions) -> TrainResult:
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(asked.run, asked.out))
+    config = with_decay(config, folder, asked.decay)
     end = train_locally(config, asked.ranks, folder, asked.quiet, change=asked.change)
     if end.outcome is not None and end.outcome.exit_code:
         raise KeyboardInterrupt(

@@ -6,7 +6,7 @@ span's first step: `before` a step, and `after` it."""
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fourfold.config.errors import UserError
 from fourfold.config.optimizers import OptimizerSection
@@ -17,12 +17,14 @@ _INVERSE_ROOT = 0.5
 @dataclass(frozen=True)
 class SpanOfSteps:
     """Steps `begin` to `end` - 1, which share a schedule. `tokens_before`: of any step of the run, from its start; `step_after`:
-    the first step before which so many tokens of the run were read."""
+    the first step before which so many tokens of the run were read. `rate_before`: that of the schedule before it in its first
+    step."""
 
     begin: int
     end: int
     tokens_before: Callable[[int], int]
     step_after: Callable[[int], int]
+    rate_before: float | None = None
 
     @staticmethod
     def of_steps(total: int) -> "SpanOfSteps":
@@ -44,12 +46,16 @@ def learning_rate(section: OptimizerSection, step: int, span: SpanOfSteps | int)
         cosine        f + (lr - f) (1 + cos(pi p)) / 2              linear  lr - (lr - f) p
                       (Loshchilov & Hutter 2017)
         inverse_root  lr sqrt(w / x) (Vaswani et al. 2017)          power   lr (w / x)^`exponent` (Shen et al. 2024)
-        points        straight lines between `points`
+        points        straight lines between `points`               decay   from the rate that a stage began with to f
 
     `wsd`, and each of the others but cosine and linear where its length is stated, ends in a decay to f (`decay_shape`). `rate_at`
     says which positions a step has, and which the end."""
     if isinstance(span, int):
         span = SpanOfSteps.of_steps(span)
+    if section.horizon_steps is not None:
+        span = replace(span, end=span.begin + section.horizon_steps)
+    if section.schedule == "decay":
+        return _from_before(section, step, span)
     warmup, unit = _warmup(section)
     behind = 0 if section.rate_at == "before" else 1
     at = span.position(step + behind, unit)
@@ -63,6 +69,16 @@ def learning_rate(section: OptimizerSection, step: int, span: SpanOfSteps | int)
     size, unit = length
     remaining = (_end(section, span, unit) - _at(section, step, span, unit)) / size
     return floor + (rate - floor) * _share_left(section.decay_shape, min(1.0, max(0.0, remaining)))
+
+
+def _from_before(section: OptimizerSection, step: int, span: SpanOfSteps) -> float:
+    """`decay`: from the rate that there was to the least one, over the full span."""
+    begin, floor = span.rate_before, section.lr * section.min_lr_ratio
+    if begin is None:  # there is no schedule before it
+        begin = section.lr
+    end, unit = _end(section, span, section.progress), section.progress
+    remaining = (end - _at(section, step, span, unit)) / max(1, end)
+    return floor + (begin - floor) * _share_left(section.decay_shape, min(1.0, max(0.0, remaining)))
 
 
 def _at(section: OptimizerSection, step: int, span: SpanOfSteps, unit: str) -> int:
@@ -106,7 +122,7 @@ def _share_left(shape: str, remaining: float) -> float:
 
 def decay_length(section: OptimizerSection, span: SpanOfSteps) -> tuple[int, str] | None:
     """Length of the final decay, and its unit; None where the schedule has none."""
-    if section.schedule in ("cosine", "linear"):
+    if section.schedule in ("cosine", "linear", "decay"):
         return None
     if section.decay_steps is not None:
         return section.decay_steps, "steps"
@@ -165,7 +181,7 @@ def check_schedule(section: OptimizerSection) -> None:
     if len(lengths) > 1:
         stated = " and ".join(f"optimizer.{key} = {getattr(section, key)}" for key in lengths)
         raise UserError(f"{stated} are both stated; keep one of them")
-    if lengths and section.schedule in ("cosine", "linear"):
+    if lengths and section.schedule in ("cosine", "linear", "decay"):
         raise UserError(
             f"optimizer.{lengths[0]} = {getattr(section, lengths[0])}: optimizer.schedule = {section.schedule!r} decays from "
             f"warm-up to "

@@ -69,14 +69,18 @@ class OptimizerSection(Section):
     """The optimizer: `adamw`, `sgd`, `lion` or `muon`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate after warm-up."""
-    schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_root", "power", "points"] = "cosine"
+    schedule: Literal["cosine", "linear", "wsd", "constant", "inverse_root", "power", "points", "decay"] = "cosine"
     """Learning rate after warm-up: `cosine` or `linear` decay to the end, `wsd` (constant, then a decay), `constant`,
-    `inverse_root` (one over the root of what was done), `power` (`exponent`), or straight lines between `points`."""
+    `inverse_root` (one over the root of what was done), `power` (`exponent`), straight lines between `points`; in a stage `decay`,
+    from the rate that the schedule before it had come to (`decay_shape`)."""
     progress: Literal["steps", "tokens"] = "steps"
     """Unit in which the schedule counts: `steps`, or `tokens`, which differ where the batch grows."""
     rate_at: Literal["ends", "before", "after"] = "ends"
     """Where in a step the schedule is read. `ends`: warm-up behind the step and what follows before it, so that the last step has
     the least rate; `before` it, as Megatron-LM does (warm-up begins with a rate of 0); `after` it, as OLMo-core does."""
+    horizon_steps: PositiveInt | None = None
+    """Steps from a schedule's start at which it would end, where a stage with another schedule begins before. Left out: it ends
+    where it is left."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps of linear warm-up from 0. Where they do not fit the run's steps or the final decay, `fourfold train` says so at the
     start."""

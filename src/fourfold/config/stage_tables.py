@@ -20,9 +20,9 @@ STAGE_KEYS: dict[str, tuple[str, ...] | None] = {
 _NEVER = {"optimizer": ("name",)}
 _OPEN_WITH_LAYOUT = ("dp_shard", "virtual_stages", "sequence_parallel")
 """Keys that a stage's layout leaves open, as a run's does, unless it states them."""
-_OF_SCHEDULE = (
+OF_SCHEDULE = (
     *("warmup_steps", "warmup_tokens", "decay_fraction", "decay_steps", "decay_tokens", "decay_shape", "exponent"),
-    *("points", "progress", "rate_at"),
+    *("points", "progress", "rate_at", "horizon_steps"),
 )
 """Keys that another schedule does not take over."""
 
@@ -76,7 +76,7 @@ def _with(table: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]
         if section == "batch" and "global_sequences" in keys:
             own.pop("ramp", None)
         if section == "optimizer" and "schedule" in keys:  # it is another schedule, with lengths of its own
-            for key in _OF_SCHEDULE:
+            for key in OF_SCHEDULE:
                 own.pop(key, None)
         own.update(keys)
     return result

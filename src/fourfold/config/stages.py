@@ -15,7 +15,7 @@ from fourfold.config.errors import UserError
 from fourfold.config.learning_rate import SpanOfSteps, learning_rate
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import BatchSection, RampPoint, RunConfig, StageSection
-from fourfold.config.stage_tables import stage_table
+from fourfold.config.stage_tables import OF_SCHEDULE, stage_table
 
 STAGE = "stage"
 """The key of a run's `data.json` that says which stage is trained, from 0."""
@@ -115,12 +115,15 @@ class Course:
     def _spans(self) -> tuple[SpanOfSteps, ...]:
         """The steps that share a schedule, by stage."""
         starts = [stage.number == 0 or stage.schedules for stage in self.stages]
-        found = []
+        found: list[SpanOfSteps] = []
+        before: float | None = None
         for stage in self.stages:
             first = max(number for number in range(stage.number + 1) if starts[number])
             behind = next((n for n in range(stage.number + 1, len(starts)) if starts[n]), len(starts))
             begin, end = self.stages[first].begin, self.stages[behind - 1].end
-            found.append(SpanOfSteps(begin, end, self.tokens_before, self.step_after))
+            if first == stage.number and found:
+                before = learning_rate(self.stages[first - 1].config.optimizer, begin, found[-1])
+            found.append(SpanOfSteps(begin, end, self.tokens_before, self.step_after, before))
         return tuple(found)
 
 
@@ -281,3 +284,27 @@ def _end_of(point: RampPoint, number: int) -> tuple[str, int]:
             f"that works: {{ global_sequences = {point.global_sequences}, until_steps = 100 }}"
         )
     return stated[0]
+
+
+def decayed(config: RunConfig, step: int, steps: int) -> RunConfig:
+    """The run whose learning rate falls to 0 in the `steps` steps from step `step` on, with which it ends; what was made before it
+    stays as it was."""
+    course = course_of(config)
+    stage = course.stage_at(step)
+    kept = list(config.stage[: stage.number + 1]) or [StageSection()]
+    optimizer = config.optimizer
+    last = course.stage_at(step - 1).number
+    begin, span = next((each, span) for each, span in reversed(list(course.schedules())) if each.number <= last)
+    if optimizer.horizon_steps is None and begin.number == 0 and "schedule" not in kept[0].optimizer:
+        optimizer = optimizer.model_copy(update={"horizon_steps": span.end - span.begin})
+    else:
+        stated = {"horizon_steps": span.end - span.begin, **kept[begin.number].optimizer}
+        kept[begin.number] = kept[begin.number].model_copy(update={"optimizer": stated})
+    if stage.begin < step:
+        kept[-1] = kept[-1].model_copy(update={"until_steps": step, "until_tokens": None})
+        kept.append(StageSection(name="decay"))
+    others = {key: value for key, value in kept[-1].optimizer.items() if key not in OF_SCHEDULE}
+    decay = {**others, "schedule": "decay", "min_lr_ratio": 0.0}
+    kept[-1] = kept[-1].model_copy(update={"optimizer": decay, "until_steps": None, "until_tokens": None})
+    batch = config.batch.model_copy(update={"steps": step + steps, "tokens": None})
+    return config.model_copy(update={"optimizer": optimizer, "batch": batch, "stage": kept})

@@ -38,6 +38,7 @@ _FREE = (
     "published.",
     "batch.steps",
     "batch.tokens",
+    "optimizer.horizon_steps",
     "stage",
     "data.document_tokens",
     "model.as_nearest",
@@ -64,6 +65,8 @@ class Change:
         return self.key not in _FIXED and self.key.startswith(_ON_REQUEST)
 
     def __str__(self) -> str:
+        if self.key == "stage":
+            return f"stages: {_stages(self.now)} (were {_stages(self.before)})"
         return f"{self.key} = {_show(self.now)} (was {_show(self.before)})"
 
 
@@ -156,6 +159,15 @@ def _between(old: RunConfig, new: RunConfig) -> list[Change]:
 
 def _show(value: Any) -> str:
     return "not stated" if value is None else json.dumps(value)
+
+
+def _stages(value: list[dict[str, Any]] | None) -> str:
+    """Names or numbers of stages, and their ends."""
+    told = [
+        f"{each.get('name') or number} to {each.get('until_steps') or each.get('until_tokens') or 'the end'}"
+        for number, each in enumerate(value or [], 1)
+    ]
+    return ", ".join(told) or "none"
 
 
 def _how_to_agree(change: Change) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.remote_path import place
-from fourfold.config.stages import STAGE, Course, Stage
+from fourfold.config.stages import STAGE, Course, Stage, decayed
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
@@ -83,6 +83,23 @@ def step_to_go_on_from(folder: RunFolder, old: RunConfig) -> int | None:
         with suppress(DamagedCheckpoint):
             return read_manifest(saved[step]).step
     return max(saved)
+
+
+def with_decay(config: RunConfig, folder: RunFolder, steps: int | None) -> RunConfig:
+    """The run, with a decay to 0 from the newest checkpoint in its folder on where `steps` are asked for. Raises `UserError` where
+    there is none."""
+    if steps is None:
+        return config
+    if steps < 1:
+        raise UserError(f"--decay {steps}: allowed: 1 step or more; a value that works: --decay 500")
+    old = folder.launched()
+    step = step_to_go_on_from(folder, old) if old is not None else None
+    if step is None:
+        raise UserError(
+            f"--decay {steps}: {folder.path} holds no run with a checkpoint to begin at; what works: the folder of such a run with "
+            f"--out"
+        )
+    return decayed(config, step, steps)
 
 
 def first_step(config: RunConfig) -> int:
