@@ -1,8 +1,8 @@
 """The run file's schema: every section but `[model]`, every key, its unit and default; the reference page prints this text."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
 from fourfold.config.layout_section import LayoutSection
@@ -40,13 +40,45 @@ def _no_number(value: object) -> object:
     return value
 
 
+class WeightChange(Section):
+    """A later weight of a source."""
+
+    step: PositiveInt | None = None
+    """The step (the first is 0) from which on the weight holds. State it or `tokens`, the same one in all changes of a source."""
+    tokens: PositiveInt | None = None
+    """Tokens of the run after which the weight holds, from the next step on."""
+    weight: Annotated[float, Field(ge=0)]
+    """Relative share of the sequences; 0: none."""
+    linear: bool = False
+    """Whether the weight goes to this value in a line from where it was stated last, in at most 256 steps of equal length. Left
+    out, it changes at once."""
+
+
 class CorpusPart(Section):
-    """One corpus of a blend."""
+    """One source of a blend."""
 
     path: str
     """A folder, a file, a glob, or a Megatron `.bin`/`.idx` pair."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Relative share of the sequences."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Relative share of the sequences. 0, where a later weight is stated: it begins then."""
+    later: list[WeightChange] = Field(default_factory=list)
+    """Weights that the source has later in the run, in order. Before a change nothing depends on it; after it the source is read on
+    from where it was."""
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if not any((self.weight, *(change.weight for change in self.later))):
+            raise PydanticCustomError("weight", "a source has a weight greater than 0 at some time: weight = 1.0")
+        kinds = {(change.step is None, change.tokens is None) for change in self.later}
+        if kinds - {(False, True)} and kinds - {(True, False)}:
+            raise PydanticCustomError(
+                "later",
+                "each change of a source states step, or each states tokens: later = [{step = 1000, weight = 0.5}]",
+            )
+        places = [change.step or change.tokens or 0 for change in self.later]
+        if places != sorted(set(places)):
+            raise PydanticCustomError("later", "changes of a weight rise in their step or tokens")
+        return self
 
 
 class DataSection(Section):

@@ -1,129 +1,23 @@
 """Global batches: the batch of step k is a pure function of (seed, k), and any rank reads only its own rows of it.
 
-Samples are shuffled by a keyed bijection of 0 .. size - 1 that stores nothing and can be asked at any place. After any number of
-samples each part of a blend has had its share, to a sample or two. Multi-token prediction reads tokens and targets some places on,
-never beyond their document or their row.
+Multi-token prediction reads tokens and targets some places on, never beyond their document or their row.
 """
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 
 from fourfold.config import RunConfig, UserError
+from fourfold.data.blend import Blend, Permutation
 from fourfold.data.indexed import TokenStream
 from fourfold.data.prepared import PreparedData
+from fourfold.data.weights import Phase, largest_remainder, weight_phases
 
-_NUM_ROUNDS = 8
-FEWEST_SEEN = 1 << 16
-"""Samples of which every part has one at least."""
 IGNORED = -100
 """The target of a position that has none: no loss is taken there."""
 NO_TOKEN = 0
 """Stands where there is no token so far on: no valid target depends on it."""
-
-
-class Permutation:
-    """A pseudo-random bijection of range(size): a balanced Feistel network over the smallest even number of bits that
-    holds `size`, walked along its cycles until the value lies in range (Black & Rogaway 2002, "Ciphers with arbitrary
-    finite domains"). The round function is the finalizer of SplitMix64.
-    """
-
-    def __init__(self, size: int, *key: int) -> None:
-        """size: from 1 to 2**62. key: integers; another key gives another, unrelated shuffle."""
-        if not 1 <= size <= 2**62:
-            raise ValueError(f"size = {size}: a permutation has from 1 to 2**62 elements")
-        self._size = np.uint64(size)
-        self._half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
-        self._mask = np.uint64((1 << int(self._half_bits)) - 1)
-        digest = blake2b(repr([int(part) for part in key]).encode(), digest_size=8 * _NUM_ROUNDS).digest()
-        self._round_keys = np.frombuffer(digest, "<u8").astype(np.uint64)
-
-    def __call__(self, indices: np.ndarray) -> np.ndarray:
-        """The images of `indices`, int64 [n] in and out, each from 0 to size - 1."""
-        values = self._encrypt(indices.astype(np.uint64))
-        # The domain is less than four times `size`, so a walk takes fewer than four rounds on average.
-        while (outside := np.flatnonzero(values >= self._size)).size:
-            values[outside] = self._encrypt(values[outside])
-        return values.astype(np.int64)
-
-    def _encrypt(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._half_bits, values & self._mask
-        for key in self._round_keys:
-            left, right = right, left ^ (_mix(right ^ key) & self._mask)
-        return (left << self._half_bits) | right
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer: a bijection of 64-bit words in which every input bit moves every output bit."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """Divides `total` whole things by `weights` (Hamilton's method): floors, then one each to the largest remainders."""
-    shares = [weight / sum(weights) * total for weight in weights]
-    # A share that is whole but for rounding counts as whole.
-    counts = [int(share + 1e-9 * total) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda part: (counts[part] - shares[part], part))
-    for part in by_remainder[: total - sum(counts)]:
-        counts[part] += 1
-    return counts
-
-
-@dataclass(frozen=True)
-class _Split:
-    """Two sides, each a part or a split of its own. `share`: the smaller's, of what both have."""
-
-    share: float
-    smaller: "int | _Split"
-    larger: "int | _Split"
-
-
-class Blend:
-    """Maps sample n of the run to (part, index within the part): pure functions of n and the weights.
-
-    Parts are joined two by two, the smallest first (Huffman 1952). Among n samples of a pair n times the smaller side's share,
-    rounded, are its own. So no error adds up with n, whatever the weights, and samples next to each other have each part's share
-    as well.
-    """
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        """Raises `UserError` for a weight that has none of `FEWEST_SEEN` samples."""
-        if 0 in largest_remainder(weights, FEWEST_SEEN):
-            total = sum(weights)
-            raise UserError(
-                f"data.corpus: weight {min(weights):g} is less than 1/{FEWEST_SEEN} of the sum {total:g}, so that its part "
-                f"would hardly be seen; a weight that works: {total / 1000:g}"
-            )
-        heap: list[tuple[float, int, int | _Split]] = [(weight, part, part) for part, weight in enumerate(weights)]
-        heapq.heapify(heap)
-        for number in range(len(weights), 2 * len(weights) - 1):
-            light, _, smaller = heapq.heappop(heap)
-            heavy, _, larger = heapq.heappop(heap)
-            heapq.heappush(heap, (light + heavy, number, _Split(light / (light + heavy), smaller, larger)))
-        self._tree = heap[0][2]
-
-    def locate(self, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(part, index within the part) of each sample, int64 [n] each."""
-        parts, indices = np.empty_like(samples), np.empty_like(samples)
-        self._deal(self._tree, np.arange(len(samples)), samples, parts, indices)
-        return parts, indices
-
-    def _deal(
-        self, node: int | _Split, places: np.ndarray, numbers: np.ndarray, parts: np.ndarray, indices: np.ndarray
-    ) -> None:
-        """Puts parts and indices of a node's samples at `places`. `numbers`: of the samples within the node."""
-        if isinstance(node, int):
-            parts[places], indices[places] = node, numbers
-            return
-        before, after = (np.floor(n * node.share + 0.5).astype(np.int64) for n in (numbers, numbers + 1))
-        light = after > before
-        self._deal(node.smaller, places[light], before[light], parts, indices)
-        self._deal(node.larger, places[~light], (numbers - before)[~light], parts, indices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,23 +53,30 @@ class Batch:
 
 class GlobalBatches:
     """Cuts the training tokens of each part into windows of `sequence_length` + 1 tokens, `sequence_length` apart, and
-    deals them out: each part is shuffled anew every epoch, and the parts are blended by their weights.
+    deals them out: each part is shuffled anew every epoch, and the parts are blended by their weights of the step.
 
     Sample n = step * global_sequences + row is all that chooses a window, so the cursor of a run is its step.
     Opens memory-mapped files and holds no other state.
     """
 
     def __init__(
-        self, prepared: PreparedData, sequence_length: int, global_sequences: int, seed: int, document_mask: bool
+        self,
+        prepared: PreparedData,
+        sequence_length: int,
+        global_sequences: int,
+        seed: int,
+        document_mask: bool,
+        phases: Sequence[Phase] | None = None,
     ) -> None:
-        """Raises `UserError` when a part is shorter than one window."""
+        """phases: of the weights; None: those of `prepared`, in all of the run. Raises `UserError` when a part is shorter than one
+        window."""
         self._sequence_length = sequence_length
         self._global_sequences = global_sequences
         self._seed = seed
         self._document_mask = document_mask
         self._eos = prepared.eos
         self._weights = [part.weight for part in prepared.parts]
-        self._blend = Blend(self._weights)
+        self._blend = Blend(phases or [(0, self._weights)])
         streams = [prepared.streams(part) for part in prepared.parts]
         self._train = [train for train, _ in streams]
         self._validation = [validation for _, validation in streams]
@@ -190,8 +91,10 @@ class GlobalBatches:
     @classmethod
     def of_run(cls, prepared: PreparedData, config: RunConfig) -> "GlobalBatches":
         """The batches of a run. Raises `UserError` when a part is shorter than one window."""
-        batch = config.batch
-        return cls(prepared, batch.sequence_length, batch.global_sequences, config.run.seed, config.data.document_mask)
+        batch, mask = config.batch, config.data.document_mask
+        return cls(
+            prepared, batch.sequence_length, batch.global_sequences, config.run.seed, mask, weight_phases(config)
+        )
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         """The given rows (0 to global_sequences - 1, any subset, any order) of the global batch of a step (from 0)."""

@@ -18,14 +18,15 @@ import numpy as np
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.errors import shortened
-from fourfold.config.schema import CorpusPart, DataSection
+from fourfold.config.schema import DataSection
 from fourfold.config.whole_file import bounded, write_whole
 from fourfold.data.build import Corpus, Report, build_cache
-from fourfold.data.corpus import WORKS, megatron_prefix
+from fourfold.data.corpus import megatron_prefix
 from fourfold.data.manifest import scan_text
 from fourfold.data.megatron import DIGESTS, MegatronCorpus, scan_megatron
 from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
 from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer
+from fourfold.data.weights import fixed_shares, sources_of
 
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
@@ -124,9 +125,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     may call this at once. `report` is called with a line of text now and then. Raises `UserError` and `RunFailure`.
     """
     spec = parse_tokenizer(section.tokenizer, section.eos, section.bos)
-    stated = [CorpusPart(path=section.corpus)] if isinstance(section.corpus, str) else section.corpus
-    if not stated:
-        raise UserError(f"data.corpus = []: a blend has at least one part; {WORKS}")
+    stated = sources_of(section)
     corpora = [_scan(part.path, section, spec) for part in stated]
     corpus_id = _corpus_id(corpora)
     folder = Path(section.directory).expanduser().absolute() / _folder_name(corpus_id, corpora, section, spec)
@@ -135,7 +134,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     )
     if not ensure_folder(folder, build):
         report(f"tokens found in {folder}")
-    prepared = _describe(folder, corpora, section, [part.weight for part in stated])
+    prepared = _describe(folder, corpora, section, fixed_shares(section))
     _check_document_mask(prepared, section)
     return prepared
 
@@ -170,10 +169,9 @@ def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection
     return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
 
 
-def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, weights: Sequence[float]) -> PreparedData:
+def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, shares: Sequence[float]) -> PreparedData:
     """The description of a cache folder for this run. Its weights, and the names that it asks by, decide no token: another run
     that finds the same tokens has a description of its own, in which it finds its names."""
-    shares = [weight / sum(weights) for weight in weights]
     found = _from_manifest(folder, shares)
     parts = tuple(
         replace(part, name=corpus.name, **_left_out(corpus)) for part, corpus in zip(found.parts, corpora, strict=True)

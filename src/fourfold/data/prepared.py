@@ -24,7 +24,7 @@ _EVERY_BYTE = "bytes:"
 class PreparedPart:
     """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "".
 
-    weight: its share of the samples; the weights of all parts sum to 1.
+    weight: its share of the validation set, and of the samples where weights do not change; those of all parts sum to 1.
     sha256: over every byte of the token files of text, as they were written.
     unread_files: files of the corpus that cannot be read, the largest of them in words in `named_unread_files`.
     json_texts: `.json` files that hold no records, and are text.

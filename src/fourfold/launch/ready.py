@@ -16,6 +16,7 @@ from fourfold.config.remote_path import place
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.data.weights import weight_phases
 from fourfold.hardware import THIS, load_cluster
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
@@ -172,6 +173,7 @@ def prepare_run(
     `RunFailure`.
     """
     config, steps = with_absolute_places(config), num_steps(config)
+    weight_phases(config)
     require_sinks(config.run.log)
     cuda_devices = num_cuda_devices(config)
     if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
