@@ -31,6 +31,7 @@ LossBackendName = Literal["auto", "formula", "triton"]
 PointwiseBackendName = Literal["auto", "formula", "triton"]
 RecurrenceBackendName = Literal["auto", "formula", "fla"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
+TokenDtype = Literal["uint16", "uint32", "int32", "int64", "uint8", "int16", "uint64"]
 
 
 def _no_number(value: object) -> object:
@@ -58,7 +59,9 @@ class CorpusPart(Section):
     """One source of a blend."""
 
     path: str
-    """A folder, a file, a glob, or a Megatron `.bin`/`.idx` pair."""
+    """A folder, a file, a glob, or a Megatron `.bin`/`.idx` pair; of text, or of token ids (`.npy`, `.bin`)."""
+    token_dtype: TokenDtype | None = None
+    """`data.token_dtype` for this source. Left out: that one."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Relative share of the sequences. 0, where a later weight is stated: it begins then."""
     later: list[WeightChange] = Field(default_factory=list)
@@ -85,7 +88,8 @@ class DataSection(Section):
     """The training text and how it becomes tokens."""
 
     corpus: str | list[CorpusPart] = "stdlib"
-    """`"stdlib"` (the Python standard library), a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend."""
+    """`"stdlib"` (the Python standard library), a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend; of
+    text, or of token ids (`.npy`, `.bin`)."""
     tokenizer: str = "bpe:4096"
     """`"bytes"`, `"bpe:N"` (trained on the corpus, N entries), or the path of a `tokenizer.json`."""
     eos: Annotated[int, Field(ge=0)] | None = None
@@ -104,8 +108,12 @@ class DataSection(Section):
     """Whether attention and positions stay inside a document."""
     document_tokens: PositiveInt | None = None
     """Mean length of a document [tokens]. Predictions alone use it: how much attention `document_mask` saves."""
+    token_dtype: TokenDtype | None = None
+    """Number format of the ids in `.bin` files without a header (little-endian). Files with a header, and pairs, state theirs."""
     validation_every: Annotated[int, Field(ge=2)] = 20
-    """One document in this many belongs to the validation set, chosen by a hash of its text."""
+    """One document in this many belongs to the validation set, chosen by a hash of its text, or of its ids."""
+    validation_key: Annotated[str, Field(max_length=100)] = ""
+    """A key of this hash: another one chooses other documents."""
     directory: str = "fourfold-data"
     """Folder that holds the tokens that were prepared."""
 

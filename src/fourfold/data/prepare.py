@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,19 +18,22 @@ import numpy as np
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.errors import shortened
-from fourfold.config.schema import DataSection
+from fourfold.config.schema import CorpusPart, DataSection
 from fourfold.config.whole_file import bounded, write_whole
 from fourfold.data.build import Corpus, Report, build_cache
-from fourfold.data.corpus import megatron_prefix
-from fourfold.data.manifest import scan_text
-from fourfold.data.megatron import DIGESTS, MegatronCorpus, scan_megatron
+from fourfold.data.corpus import token_files
+from fourfold.data.manifest import SplitSurvey, scan_text
 from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
+from fourfold.data.token_corpus import DIGESTS, TokenCorpus, scan_tokens
+from fourfold.data.tokenizer import ByteTokenizer
 from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer
 from fourfold.data.weights import fixed_shares, sources_of
 
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
 
+_TOKEN_RULE = "by content"
+"""Changes when documents of token ids are divided in another way."""
 _MAX_MANIFEST_BYTES = 1 << 32
 _OF_ONE_KIND = {field.name: field.default for field in fields(PreparedPart) if field.default is not MISSING} | {
     "prefix": ""
@@ -126,7 +129,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     """
     spec = parse_tokenizer(section.tokenizer, section.eos, section.bos)
     stated = sources_of(section)
-    corpora = [_scan(part.path, section, spec) for part in stated]
+    corpora = [_scan(part, section, spec) for part in stated]
     corpus_id = _corpus_id(corpora)
     folder = Path(section.directory).expanduser().absolute() / _folder_name(corpus_id, corpora, section, spec)
     build = partial(
@@ -139,21 +142,25 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     return prepared
 
 
-def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
-    prefix = megatron_prefix(name)
-    if prefix is None:
+def _scan(part: CorpusPart, section: DataSection, spec: TokenizerSpec) -> Corpus:
+    name, directory = part.path, Path(section.directory)
+    files = token_files(name, directory, part.token_dtype or section.token_dtype or "")
+    if not files:
         return scan_text(name, section)
+    kind = "is a Megatron pair, which holds" if files[0].kind == "pair" else "holds"
     if spec.kind == "bpe":
         raise UserError(
-            f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} is a Megatron pair, which holds token ids and "
-            'no text to train a tokenizer on; what works: the path of the tokenizer.json it was made with, or "bytes"'
+            f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} {kind} token ids and no text to train a "
+            "tokenizer on; what "
+            'works: the path of the tokenizer.json it was made with, or "bytes"'
         )
     if section.bos is True:
         raise UserError(
-            f"data.bos = true: data.corpus {name!r} is a Megatron pair, whose tokens are read as they are; leave data.bos out"
+            f"data.bos = true: data.corpus {name!r} {kind} token ids, which are read as they are; leave data.bos out"
         )
-    record = Path(section.directory).expanduser() / DIGESTS
-    return scan_megatron(name, prefix, section.validation_every, record)
+    survey = SplitSurvey(section.validation_every, section.validation_key)
+    eos = spec.eos if spec.eos is not None else ByteTokenizer.eos
+    return scan_tokens(name, files, survey, eos, directory.expanduser() / DIGESTS)
 
 
 def _corpus_id(corpora: Sequence[Corpus]) -> str:
@@ -163,9 +170,10 @@ def _corpus_id(corpora: Sequence[Corpus]) -> str:
 
 
 def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection, spec: TokenizerSpec) -> str:
-    # A Megatron pair stays where it is, so the same pair in another place needs a description of its own.
-    places = [corpus.prefix for corpus in corpora if isinstance(corpus, MegatronCorpus)]
-    settings = json.dumps([_ENCODING, section.text_key, section.validation_every, places])
+    # Files of token ids stay where they are, so the same files in another place need a description of their own.
+    places = [[_TOKEN_RULE, *map(asdict, corpus.files)] for corpus in corpora if isinstance(corpus, TokenCorpus)]
+    keyed = [section.validation_key] if section.validation_key else []
+    settings = json.dumps([_ENCODING, section.text_key, section.validation_every, places, *keyed])
     return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
 
 
@@ -190,7 +198,7 @@ def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, sha
 
 
 def _left_out(corpus: Corpus) -> dict[str, Any]:
-    return {} if isinstance(corpus, MegatronCorpus) else corpus.left_out()
+    return {} if isinstance(corpus, TokenCorpus) else corpus.left_out()
 
 
 def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
@@ -226,9 +234,9 @@ def _check_document_mask(prepared: PreparedData, section: DataSection) -> None:
     if not section.document_mask:
         return
     for part in prepared.parts:
-        if part.kind == "megatron" and not read_array(prepared.folder / part.folder / "counts.npy")[0, prepared.eos]:
+        if part.kind != "text" and not read_array(prepared.folder / part.folder / "counts.npy")[0, prepared.eos]:
             raise UserError(
-                f"data.document_mask = true: the Megatron pair {part.name!r} holds no end-of-text (id {prepared.eos} "
-                f"of {section.tokenizer!r}), so documents cannot be told apart; what works: document_mask = false, or a "
-                "pair written with --append-eod"
+                f"data.document_mask = true: {'the Megatron pair ' if part.prefix else ''}{part.name!r} holds no end-of-text (id "
+                f"{prepared.eos} of {section.tokenizer!r}), so documents cannot be told apart; what works: document_mask = false, "
+                f"{'or a pair written with --append-eod' if part.prefix else 'or data.eos = the id that ends its documents'}"
             )
