@@ -1,14 +1,15 @@
-"""`fourfold data`: prepares the corpus of a run and says what is in it."""
+"""`fourfold data`: prepares the corpus of a run and says what is in it, and in any step of the run."""
 
 import json as json_text
 import sys
 from pathlib import Path
+from typing import Any
 
 from fourfold.cli.options import Json
-from fourfold.config import load_run
+from fourfold.config import RunConfig, UserError, load_run
 
 
-def data(run: Path, /, *overrides: str, json: Json = False) -> int:
+def data(run: Path, /, *overrides: str, step: int | None = None, row: int | None = None, json: Json = False) -> int:
     """Prepare the data of a run, and print what they are: files, documents, tokens, entropy, an excerpt.
 
     Prepared data is found again; fourfold train prepares by itself.
@@ -16,20 +17,54 @@ def data(run: Path, /, *overrides: str, json: Json = False) -> int:
     Parameters
     ----------
     run
-        A run file.
+        A run file, or the folder of a run.
     overrides
         Keys of the run file, as section.key=value, for example data.corpus=texts data.tokenizer=bpe:8192.
+    step
+        Print the samples of this step (the first is 0) instead: source, file, record and place of each row, and how its text
+        begins. These are the rows that the ranks read, under any layout.
+    row
+        Print this row of the step alone.
     """
-    from fourfold.data.prepare import prepare
+    from fourfold.data.weights import weight_phases
     from fourfold.report.corpus import corpus_lines, corpus_summary
+    from fourfold.report.step_samples import step_lines, step_samples
+
+    if row is not None and step is None:
+        raise UserError(f"--row {row}: is a row of a step; what works: --step 0 --row {row}")
+    config, prepared = _of_folder(run, overrides) if run.is_dir() else (load_run(run, overrides), None)
+    weight_phases(config)
+    if prepared is None:
+        prepared = _prepared(config, json)
+    table = corpus_summary(prepared, config) if step is None else step_samples(prepared, config, step, row)
+    if json:
+        print(json_text.dumps(table, indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(corpus_lines(table) if step is None else step_lines(table)))
+    return 0
+
+
+def _prepared(config: RunConfig, json: bool) -> Any:
+    from fourfold.data.prepare import prepare
     from fourfold.report.display import preparing
 
-    config = load_run(run, overrides)
     if json:
-        summary = corpus_summary(prepare(config.data, lambda text: print(text, file=sys.stderr)))
-        print(json_text.dumps(summary, indent=1, ensure_ascii=False))
-        return 0
+        return prepare(config.data, lambda text: print(text, file=sys.stderr))
     with preparing("reading the corpus") as report:
-        prepared = prepare(config.data, report)
-    print("\n".join(corpus_lines(corpus_summary(prepared))))
-    return 0
+        return prepare(config.data, report)
+
+
+def _of_folder(run: Path, overrides: tuple[str, ...]) -> tuple[RunConfig, Any]:
+    """The run that stands in a folder, and its data where they are still there."""
+    from fourfold.data.prepared import open_prepared
+    from fourfold.launch.run_folder import RunFolder
+    from fourfold.report.run_files import check_files
+
+    if overrides:
+        raise UserError(
+            f"{overrides[0]}: {run} is the folder of a run, whose data are as they are; what works: a run file"
+        )
+    check_files(run)
+    folder = RunFolder(run)
+    config, path = folder.require_config(trust=True), folder.data().get("prepared")
+    return config, open_prepared(path) if isinstance(path, str) and Path(path).exists() else None

@@ -3,6 +3,7 @@
 Multi-token prediction reads tokens and targets some places on, never beyond their document or their row.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from fourfold.config import RunConfig, UserError
 from fourfold.data.blend import Blend, Permutation
 from fourfold.data.indexed import TokenStream
 from fourfold.data.prepared import PreparedData
-from fourfold.data.weights import Phase, largest_remainder, weight_phases
+from fourfold.data.weights import MOST_EPOCHS, Phase, largest_remainder, weight_phases
 
 IGNORED = -100
 """The target of a position that has none: no loss is taken there."""
@@ -51,6 +52,38 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class DrawnSample:
+    """A row of a global batch. index: within its part, over all epochs. start: its first token in the part's training tokens."""
+
+    part: int
+    index: int
+    epoch: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The reading of one part over a run. share: of the samples. epochs: how often all of it is read. step_beyond: the first step
+    that reads from it more than `MOST_EPOCHS` times; None where the run does not."""
+
+    name: str
+    share: float
+    epochs: float
+    step_beyond: int | None
+
+    def notice(self, steps: int) -> str | None:
+        """The line that a run says before it reads a source too often."""
+        if self.step_beyond is None:
+            return None
+        return (
+            f"data.corpus {self.name!r}: the run reads it {self.epochs:.2f} times in {steps:,} steps, more than "
+            f"{MOST_EPOCHS} epochs "
+            f"from step {self.step_beyond:,} on, and repeated data are worth less and less; what works: a larger corpus, a "
+            f"smaller weight, or fewer steps"
+        )
+
+
 class GlobalBatches:
     """Cuts the training tokens of each part into windows of `sequence_length` + 1 tokens, `sequence_length` apart, and
     deals them out: each part is shuffled anew every epoch, and the parts are blended by their weights of the step.
@@ -75,6 +108,7 @@ class GlobalBatches:
         self._seed = seed
         self._document_mask = document_mask
         self._eos = prepared.eos
+        self._names = [part.name for part in prepared.parts]
         self._weights = [part.weight for part in prepared.parts]
         self._blend = Blend(phases or [(0, self._weights)])
         streams = [prepared.streams(part) for part in prepared.parts]
@@ -98,18 +132,43 @@ class GlobalBatches:
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         """The given rows (0 to global_sequences - 1, any subset, any order) of the global batch of a step (from 0)."""
+        windows = np.empty((len(rows), self._sequence_length + 1), np.int64)
+        for row, sample in enumerate(self.samples(step, rows)):
+            windows[row] = self._train[sample.part].read(sample.start, self._sequence_length + 1)
+        return _to_batch(windows, self._eos, self._document_mask)
+
+    def samples(self, step: int, rows: Sequence[int]) -> list[DrawnSample]:
+        """The samples that these rows of a step's global batch are."""
         if step < 0 or any(not 0 <= row < self._global_sequences for row in rows):
             raise ValueError(
                 f"step {step}, rows {list(rows)}: a step is 0 or more, a row below {self._global_sequences}"
             )
-        samples = step * self._global_sequences + np.array(rows, np.int64)
-        parts, indices = self._blend.locate(samples)
-        windows = np.empty((len(samples), self._sequence_length + 1), np.int64)
+        numbers = step * self._global_sequences + np.array(rows, np.int64)
+        parts, indices = self._blend.locate(numbers)
+        windows = np.empty_like(indices)
         for part in np.unique(parts):
             chosen = np.flatnonzero(parts == part)
-            for row, window in zip(chosen, self._windows(int(part), indices[chosen]), strict=True):
-                windows[row] = self._train[part].read(int(window) * self._sequence_length, self._sequence_length + 1)
-        return _to_batch(windows, self._eos, self._document_mask)
+            windows[chosen] = self._windows(int(part), indices[chosen])
+        found = zip(parts.tolist(), indices.tolist(), windows.tolist(), strict=True)
+        return [
+            DrawnSample(part, index, index // self.windows_per_part[part], window * self._sequence_length)
+            for part, index, window in found
+        ]
+
+    def readings(self, steps: int) -> list[Reading]:
+        """The reading of each part by a run of so many steps."""
+        drawn = self._blend.drawn(steps * self._global_sequences)
+        return [
+            Reading(name, count / sum(drawn), count / windows, self._step_beyond(part, steps))
+            for part, (name, count, windows) in enumerate(zip(self._names, drawn, self.windows_per_part, strict=True))
+        ]
+
+    def _step_beyond(self, part: int, steps: int) -> int | None:
+        most = MOST_EPOCHS * self.windows_per_part[part]
+        fits = bisect_right(
+            range(steps + 1), most, key=lambda step: self._blend.drawn(step * self._global_sequences)[part]
+        )
+        return fits - 1 if fits <= steps else None
 
     def valid_tokens(self, step: int) -> int:
         """Targets that count in the loss of a full global batch: what every microbatch's loss is divided by."""

@@ -70,17 +70,22 @@ class TokenStream:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens `start` to `start + count` of the stream, int64 [count]; fewer where the stream ends."""
+        pieces = [self._tokens[begin:end] for begin, end in self.places(start, count)]
+        return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False)
+
+    def places(self, start: int, count: int) -> list[tuple[int, int]]:
+        """(start, stop) in the array of each piece of tokens `start` to `start + count` of the stream."""
         stop = min(start + count, len(self))
         pieces = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             range_stop = int(self._ranges[at, 1])
             begin = range_stop - (int(self._ends[at]) - start)
-            piece = self._tokens[begin : min(range_stop, begin + stop - start)]
-            pieces.append(piece)
-            start += len(piece)
+            end = min(range_stop, begin + stop - start)
+            pieces.append((begin, end))
+            start += end - begin
             at += 1
-        return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False)
+        return pieces
 
     def chunks(self) -> Iterator[np.ndarray]:
         """The full stream in order, int64 [at most 4,194,304] at a time."""

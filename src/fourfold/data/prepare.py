@@ -23,7 +23,7 @@ from fourfold.config.whole_file import bounded, write_whole
 from fourfold.data.build import Corpus, Report, build_cache
 from fourfold.data.corpus import token_files
 from fourfold.data.manifest import SplitSurvey, scan_text
-from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
+from fourfold.data.prepared import MAX_MANIFEST_BYTES, PreparedData, PreparedPart, open_prepared, read_array
 from fourfold.data.token_corpus import DIGESTS, TokenCorpus, scan_tokens
 from fourfold.data.tokenizer import ByteTokenizer
 from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer
@@ -34,7 +34,6 @@ _ENCODING = 3
 
 _TOKEN_RULE = "by content"
 """Changes when documents of token ids are divided in another way."""
-_MAX_MANIFEST_BYTES = 1 << 32
 _OF_ONE_KIND = {field.name: field.default for field in fields(PreparedPart) if field.default is not MISSING} | {
     "prefix": ""
 }
@@ -205,7 +204,7 @@ def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
     """The description for the run that made the folder."""
     source = folder / "manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(bounded(source, _MAX_MANIFEST_BYTES))
+        manifest: dict[str, Any] = json.loads(bounded(source, MAX_MANIFEST_BYTES))
         stated = [
             {**_OF_ONE_KIND, **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)
         ]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fourfold.config import FinalFailure, RunFailure
+from fourfold.config.errors import shortened
 from fourfold.config.whole_file import bounded
 from fourfold.data.file_digests import file_digests
 from fourfold.data.indexed import TokenStream, all_tokens, open_indexed
@@ -17,6 +18,7 @@ from fourfold.data.token_files import TokenFile
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 2
+MAX_MANIFEST_BYTES = 1 << 32
 TOKEN_FILES = "token_files.json"
 """In the folder of a part: its files of token ids, unless these are one Megatron pair."""
 _SAMPLES, _SAMPLE_TOKENS = 32, 1024
@@ -214,6 +216,20 @@ class PreparedData:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunFailure(
                 f"{path}: cannot be read: {error}; delete {self.folder} and prepare the data again"
+            ) from None
+
+    def manifest_parts(self) -> list[dict[str, Any]]:
+        """The entries of the parts in the cache folder's manifest. Raises `RunFailure` where that is damaged."""
+        path = self.folder / "manifest.json"
+        try:
+            parts: list[dict[str, Any]] = json.loads(bounded(path, MAX_MANIFEST_BYTES))["parts"]
+            if [part["kind"] for part in parts] != [part.kind for part in self.parts]:
+                raise ValueError("it has other parts")
+            return parts
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise RunFailure(
+                f"{path}: is not the manifest of prepared data ({shortened(str(error))[1:-1]}); delete {self.folder} and prepare "
+                f"the data again"
             ) from None
 
     def dump(self) -> str:

@@ -78,9 +78,7 @@ def scan_tokens(name: str, files: Sequence[TokenFile], survey: SplitSurvey, eos:
     paths = [path for file in files for path in file.paths]
     digests = file_digests(paths, record)
     stored = tuple((path.name, os.path.getsize(path), digest) for path, digest in zip(paths, digests, strict=True))
-    return TokenCorpus(
-        name, tuple(files), identify(stored), stored, split, validation, len(ranges), int(chosen.sum())
-    )
+    return TokenCorpus(name, tuple(files), identify(stored), stored, split, validation, len(ranges), int(chosen.sum()))
 
 
 def token_streams(files: Sequence[TokenFile], validation: np.ndarray) -> tuple[TokenStream, TokenStream]:

@@ -9,10 +9,11 @@ from itertools import pairwise
 
 from fourfold.config import RunConfig, UserError
 from fourfold.config.schema import BatchSection, CorpusPart, DataSection
-from fourfold.data.corpus import WORKS
 
 FEWEST_SEEN = 1 << 16
 """Samples of which every source that has a weight has one at least."""
+MOST_EPOCHS = 4
+"""Times that a source is read at most: up to then repeated text is nearly as good as new (Muennighoff et al. 2023)."""
 MOST_PIECES = 256
 """A linear change is made in so many equal steps at most."""
 Phase = tuple[int, Sequence[float]]
@@ -33,7 +34,7 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
 def sources_of(data: DataSection) -> list[CorpusPart]:
     """The sources of a corpus: those of a blend, or the one. Raises `UserError` for a blend of none."""
     if not data.corpus and not isinstance(data.corpus, str):
-        raise UserError(f"data.corpus = []: a blend has at least one part; {WORKS}")
+        raise UserError('data.corpus = []: a blend has at least one part; what works: [{path = "texts"}]')
     return [CorpusPart(path=data.corpus)] if isinstance(data.corpus, str) else data.corpus
 
 

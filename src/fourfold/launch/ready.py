@@ -211,7 +211,9 @@ def prepare_run(
     tokens = folder.data().get("tokens") if has_begun else None
     if tokens is not None:
         prepared.require(tokens)
-    GlobalBatches.of_run(prepared, config).validation(config.run.evaluate_sequences)
+    batches = GlobalBatches.of_run(prepared, config)
+    batches.validation(config.run.evaluate_sequences)
+    often = [line for each in batches.readings(steps) if (line := each.notice(steps)) is not None]
     resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
     if begins:
         require_text(config, resolved.model, prepared.vocab_size, prepared.train_tokens)
@@ -223,7 +225,7 @@ def prepare_run(
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
     missing = prepared.notices() if prepared.left_out().keys() - {"unread_files"} else []
-    before, seen = old if has_begun else None, [*missing, *_memory_lines(resolved, peak, local, cuda_devices)]
+    before, seen = old if has_begun else None, [*missing, *often, *_memory_lines(resolved, peak, local, cuda_devices)]
     warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
     tokens = tokens or prepared.fingerprint()
     return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)

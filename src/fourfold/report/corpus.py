@@ -1,11 +1,9 @@
 """A prepared corpus in words: its counts, how long its tokens are, and what it reads like."""
 
-import json
 from typing import Any
 
-from fourfold.config import RunFailure
-from fourfold.config.errors import shortened
-from fourfold.config.whole_file import bounded
+from fourfold.config import RunConfig, UserError, num_steps
+from fourfold.data.batches import GlobalBatches, Reading
 from fourfold.data.prepared import PreparedData
 from fourfold.data.tokenizer_file import read_tokenizer_file
 from fourfold.report.units import format_nats
@@ -25,9 +23,10 @@ def bytes_per_token(prepared: PreparedData) -> float | None:
     return mean or None
 
 
-def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
-    """The output of `fourfold data --json`. Entropies in nats per token."""
-    files = _files(prepared)
+def corpus_summary(prepared: PreparedData, config: RunConfig | None = None) -> dict[str, Any]:
+    """The output of `fourfold data --json`. Entropies in nats per token. `config`: of the run that reads it."""
+    steps, readings = _readings(prepared, config)
+    files = [len(part.get("files", [None])) for part in prepared.manifest_parts()]
     return {
         "prepared": str(prepared.path),
         "corpus_id": prepared.corpus_id,
@@ -46,6 +45,9 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "name": part.name,
                 "kind": part.kind,
                 "weight": part.weight,
+                "share": readings[index].share if readings else None,
+                "epochs": readings[index].epochs if readings else None,
+                "step_beyond_4_epochs": readings[index].step_beyond if readings else None,
                 "files": files[index],
                 "train_documents": part.train_documents,
                 "validation_documents": part.validation_documents,
@@ -59,22 +61,22 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
             }
             for index, part in enumerate(prepared.parts)
         ],
-        "notes": prepared.notices(),
+        "steps": steps,
+        "notes": [*prepared.notices(), *(line for each in readings if (line := each.notice(steps or 0)) is not None)],
         "excerpt": _excerpt(prepared),
     }
 
 
-def _files(prepared: PreparedData) -> list[int]:
-    """Files of each part, by the manifest; a Megatron pair counts as one. Raises `RunFailure` where that is damaged."""
-    path = prepared.folder / "manifest.json"
+def _readings(prepared: PreparedData, config: RunConfig | None) -> tuple[int | None, list[Reading]]:
+    """(steps of the run, what they read from each part); None and nothing where the run does not say how long it is, or is too
+    short for a sequence of its own."""
+    if config is None or (config.batch.steps is None and config.batch.tokens is None):
+        return None, []
+    steps = num_steps(config)
     try:
-        stated = json.loads(bounded(path))["parts"]
-        return [len(part.get("files", [None])) for _, part in zip(prepared.parts, stated, strict=True)]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise RunFailure(
-            f"{path}: is not the manifest of prepared data ({shortened(str(error))[1:-1]}); delete {prepared.folder} and prepare "
-            f"the data again"
-        ) from None
+        return steps, GlobalBatches.of_run(prepared, config).readings(steps)
+    except UserError:
+        return steps, []
 
 
 def _special_tokens(prepared: PreparedData) -> dict[str, str]:
@@ -92,7 +94,10 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     """The summary as text."""
     lines = []
     for part in summary["parts"]:
-        share = f", {100 * part['weight']:.1f} % of the samples" if len(summary["parts"]) > 1 else ""
+        of_run = part["weight"] if part["share"] is None else part["share"]
+        share = f", {100 * of_run:.1f} % of the samples" if len(summary["parts"]) > 1 else ""
+        if part["epochs"] is not None:
+            share += f", read {part['epochs']:.2f} times in {summary['steps']:,} steps"
         lines.append(
             f"corpus            {part['name']}: {part['files']:,} file{'s' if part['files'] != 1 else ''}, "
             f"{part['train_documents']:,} documents to train on, {part['validation_documents']:,} for validation{share}"
