@@ -97,3 +97,10 @@ def test_what_a_run_has_not_is_refused(fourfold, here, arguments, named) -> None
     assert result.code == 2
     assert named in result.err
     assert "Traceback" not in result.err
+
+
+def test_validation_sets_are_prepared_and_counted(fourfold, here) -> None:
+    run = ("run.toml", "run.validation=[{name='numbers', corpus='texts/1.txt'}]")
+    assert "validation set    numbers: 1 documents of texts/1.txt, 931 tokens" in fourfold("data", *run).out
+    [found] = json.loads(fourfold("data", *run, "--json").out)["validation_sets"]
+    assert found == {"name": "numbers", "corpus": "texts/1.txt", "documents": 1, "tokens": 31 * 30 + 1}

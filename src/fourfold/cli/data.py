@@ -36,7 +36,8 @@ def data(run: Path, /, *overrides: str, step: int | None = None, row: int | None
     weight_phases(config)
     if prepared is None:
         prepared = _prepared(config, json)
-    table = corpus_summary(prepared, config) if step is None else step_samples(prepared, config, step, row)
+    sets = _validation(config, prepared, json) if step is None else {}
+    table = corpus_summary(prepared, config, sets) if step is None else step_samples(prepared, config, step, row)
     if json:
         print(json_text.dumps(table, indent=1, ensure_ascii=False))
     else:
@@ -52,6 +53,12 @@ def _prepared(config: RunConfig, json: bool) -> Any:
         return prepare(config.data, lambda text: print(text, file=sys.stderr))
     with preparing("reading the corpus") as report:
         return prepare(config.data, report)
+
+
+def _validation(config: RunConfig, prepared: Any, json: bool) -> dict[str, Any]:
+    from fourfold.data.prepare import prepare_validation
+
+    return prepare_validation(config, prepared, lambda text: print(text, file=sys.stderr if json else sys.stdout))
 
 
 def _of_folder(run: Path, overrides: tuple[str, ...]) -> tuple[RunConfig, Any]:

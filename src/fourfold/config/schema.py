@@ -218,6 +218,20 @@ class PublishedSection(Section):
     """Seconds of a step."""
 
 
+class ValidationCorpus(Section):
+    """A validation set of its own."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
+    """Name of its loss in metrics: letters, digits, `_`, `.` and `-`."""
+    corpus: str
+    """Documents, as `data.corpus` names one: all of them are for validation. `data` says how text is read, and the run's
+    tokenizer encodes it."""
+    token_dtype: TokenDtype | None = None
+    """`data.token_dtype` for this set. Left out: that one."""
+    sequences: PositiveInt | None = None
+    """Sequences of one evaluation. Left out: `run.evaluate_sequences`."""
+
+
 class RunSection(Section):
     """Seed, evaluation, logging, devices and time-outs."""
 
@@ -227,6 +241,11 @@ class RunSection(Section):
     """Steps between two evaluations of the validation loss. Left out: one, at the end."""
     evaluate_sequences: PositiveInt = 32
     """Sequences of one evaluation. Rows that fill the last microbatches are ignored: the loss is the same under every layout."""
+    evaluate_sources: bool = False
+    """Whether each evaluation tells the loss of every source of `data.corpus` too, over `evaluate_sequences` of its own
+    documents for validation. It takes as long again for each."""
+    validation: list[ValidationCorpus] = Field(default_factory=list)
+    """Validation sets by name, `[[run.validation]]`, whose losses stand beside the validation loss."""
     log: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
     """Loggers beside `metrics.jsonl`; each needs the extra of its name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

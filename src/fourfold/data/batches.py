@@ -183,16 +183,9 @@ class GlobalBatches:
         a part has too few validation tokens, hold end-of-text with ignored targets: the loss depends neither on the number of
         rows, which a layout rounds up, nor does the number of rows depend on the corpus.
         """
-        surplus = (num_sequences if num_rows is None else num_rows) - num_sequences
         counts = largest_remainder(self._weights, num_sequences)
-        rows = [
-            _read_padded(stream, count, self._sequence_length, self._eos)
-            for stream, count in zip(self._validation, counts, strict=True)
-        ]
-        rows.append((np.full((surplus, self._sequence_length + 1), self._eos, np.int64), np.zeros(surplus, np.int64)))
-        windows = np.concatenate([windows for windows, _ in rows])
-        num_targets = np.concatenate([targets for _, targets in rows])
-        batch = _to_batch(windows, self._eos, self._document_mask, num_targets)
+        rows = num_sequences if num_rows is None else num_rows
+        batch = validation_batch(self._validation, counts, rows, self._sequence_length, self._eos, self._document_mask)
         if num_sequences > 0 and batch.valid_tokens == 0:
             raise UserError(
                 f"data.corpus: its {sum(map(len, self._validation))} validation tokens hold no target to predict; keep "
@@ -209,6 +202,22 @@ class GlobalBatches:
             chosen = epochs == epoch
             windows[chosen] = Permutation(num_windows, self._seed, part, int(epoch))(places[chosen])
         return windows
+
+
+def validation_batch(
+    streams: Sequence[TokenStream],
+    counts: Sequence[int],
+    num_rows: int,
+    sequence_length: int,
+    eos: int,
+    document_mask: bool,
+) -> Batch:
+    """The first `counts` sequences of each stream, and rows without targets up to `num_rows`."""
+    surplus = num_rows - sum(counts)
+    rows = [_read_padded(stream, count, sequence_length, eos) for stream, count in zip(streams, counts, strict=True)]
+    rows.append((np.full((surplus, sequence_length + 1), eos, np.int64), np.zeros(surplus, np.int64)))
+    windows = np.concatenate([windows for windows, _ in rows])
+    return _to_batch(windows, eos, document_mask, np.concatenate([targets for _, targets in rows]))
 
 
 def _read_padded(stream: TokenStream, num_rows: int, sequence_length: int, eos: int) -> tuple[np.ndarray, np.ndarray]:

@@ -55,7 +55,7 @@ class Split:
 
 
 class SplitSurvey:
-    """Sees every document once, then knows the `Split` that leaves neither set empty."""
+    """Sees every document once, then knows the `Split` that leaves neither set empty; with `every` 1, all are for validation."""
 
     def __init__(self, every: int, key: str = "") -> None:
         self._every, self._key = every, key
@@ -68,13 +68,13 @@ class SplitSurvey:
         validation = int(digest, 16) % self._every == 0
         self._sides.add(validation)
         # Digests matter for the fallbacks alone: they need not be kept once both sides have a document.
-        if len(self._sides) < 2:
+        if len(self._sides) < 2 and self._every > 1:
             self._digests.add(digest)
         return validation
 
     def finish(self) -> Split:
         """The split to use, given at least one document."""
-        if len(self._sides) == 2:
+        if len(self._sides) == 2 or self._every == 1:
             return Split("hash", self._every, key=self._key)
         if len(self._digests) < 2:
             return Split("tail", self._every, key=self._key)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fourfold.config import RunFailure, UserError
+from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.config.errors import shortened
 from fourfold.config.schema import CorpusPart, DataSection
 from fourfold.config.whole_file import bounded, write_whole
@@ -26,7 +26,7 @@ from fourfold.data.manifest import SplitSurvey, scan_text
 from fourfold.data.prepared import MAX_MANIFEST_BYTES, PreparedData, PreparedPart, open_prepared, read_array
 from fourfold.data.token_corpus import DIGESTS, TokenCorpus, scan_tokens
 from fourfold.data.tokenizer import ByteTokenizer
-from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer
+from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer, read_tokenizer_file
 from fourfold.data.weights import fixed_shares, sources_of
 
 _ENCODING = 3
@@ -126,9 +126,31 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     tokens: every call reads the corpus to compute it, so that a changed file is a new folder. Any number of processes
     may call this at once. `report` is called with a line of text now and then. Raises `UserError` and `RunFailure`.
     """
-    spec = parse_tokenizer(section.tokenizer, section.eos, section.bos)
-    stated = sources_of(section)
-    corpora = [_scan(part, section, spec) for part in stated]
+    return _prepare(section, parse_tokenizer(section.tokenizer, section.eos, section.bos), report)
+
+
+def prepare_validation(config: RunConfig, prepared: PreparedData, report: Report) -> dict[str, PreparedData]:
+    """The data of each of `run.validation` by its name, all for validation, in the tokens of `prepared`. Raises `UserError` that
+    names the set, and `RunFailure`."""
+    digest = sha256(read_tokenizer_file(prepared.tokenizer_path).content).hexdigest()[:12]
+    begin = "".join(f"-bos{number}" for number in prepared.bos)
+    identity = f"file-{digest}-eos{prepared.eos}{begin}"
+    spec = TokenizerSpec("file", identity, 0, prepared.tokenizer_path, prepared.eos, prepared.bos)
+    found = {}
+    for stated in config.run.validation:
+        changed = {"corpus": stated.corpus, "token_dtype": stated.token_dtype or config.data.token_dtype}
+        section = config.data.model_copy(
+            update={**changed, "validation_every": 1, "validation_key": "", "document_mask": False, "bos": "auto"}
+        )
+        try:
+            found[stated.name] = _prepare(section, spec, report)
+        except UserError as error:
+            raise UserError(f"run.validation {stated.name!r}: {error}") from None
+    return found
+
+
+def _prepare(section: DataSection, spec: TokenizerSpec, report: Report) -> PreparedData:
+    corpora = [_scan(part, section, spec) for part in sources_of(section)]
     corpus_id = _corpus_id(corpora)
     folder = Path(section.directory).expanduser().absolute() / _folder_name(corpus_id, corpora, section, spec)
     build = partial(

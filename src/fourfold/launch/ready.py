@@ -5,17 +5,18 @@ from.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.remote_path import place
 from fourfold.data.batches import GlobalBatches
-from fourfold.data.prepare import prepare
+from fourfold.data.prepare import prepare, prepare_validation
 from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.data.validation import named_sets
 from fourfold.data.weights import weight_phases
 from fourfold.hardware import THIS, load_cluster
 from fourfold.launch.changes import Change, allowed_changes
@@ -115,7 +116,8 @@ def first_step(config: RunConfig) -> int:
 class ReadyRun:
     """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run.
     `changes`: keys in which it differs from the run that stands in the folder, which goes on from step `step` under them.
-    `former_roots`: folders of checkpoints that it saved to before. `tokens`: their fingerprint. `owner`: the run, and its place."""
+    `former_roots`: folders of checkpoints that it saved to before. `tokens`: their fingerprint. `owner`: the run, and its place.
+    `validation`: descriptions of the data of `run.validation`, by name."""
 
     resolved: ResolvedRun
     prepared: PreparedData
@@ -127,11 +129,14 @@ class ReadyRun:
     former_roots: tuple[Path, ...] = ()
     tokens: str = ""
     owner: Owner = NOBODY
+    validation: Mapping[str, str] = field(default_factory=dict)
 
     def data_table(self, start: str | None = None) -> dict[str, Any]:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
         table: dict[str, Any] = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
         table |= {"tokens": self.tokens, KEY: asdict(self.owner)}
+        if self.validation:
+            table["validation"] = dict(self.validation)
         if levels := _levels(self.resolved.config):
             table["levels"] = levels
         if self.former_roots:
@@ -211,6 +216,8 @@ def prepare_run(
     tokens = folder.data().get("tokens") if has_begun else None
     if tokens is not None:
         prepared.require(tokens)
+    validation = prepare_validation(config, prepared, report)
+    named_sets(config, prepared, validation)
     batches = GlobalBatches.of_run(prepared, config)
     batches.validation(config.run.evaluate_sequences)
     often = [line for each in batches.readings(steps) if (line := each.notice(steps)) is not None]
@@ -224,11 +231,13 @@ def prepare_run(
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
-    missing = prepared.notices() if prepared.left_out().keys() - {"unread_files"} else []
+    every = [prepared, *validation.values()]
+    missing = [line for each in every if each.left_out().keys() - {"unread_files"} for line in each.notices()]
     before, seen = old if has_begun else None, [*missing, *often, *_memory_lines(resolved, peak, local, cuda_devices)]
     warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
     tokens = tokens or prepared.fingerprint()
-    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner)
+    places = {name: str(each.path) for name, each in validation.items()}
+    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens, owner, places)
 
 
 def _memory_lines(resolved: ResolvedRun, peak: int, local: int, cuda_devices: int) -> list[str]:

@@ -1,5 +1,6 @@
 """A prepared corpus in words: its counts, how long its tokens are, and what it reads like."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fourfold.config import RunConfig, UserError, num_steps
@@ -23,8 +24,11 @@ def bytes_per_token(prepared: PreparedData) -> float | None:
     return mean or None
 
 
-def corpus_summary(prepared: PreparedData, config: RunConfig | None = None) -> dict[str, Any]:
-    """The output of `fourfold data --json`. Entropies in nats per token. `config`: of the run that reads it."""
+def corpus_summary(
+    prepared: PreparedData, config: RunConfig | None = None, sets: Mapping[str, PreparedData] | None = None
+) -> dict[str, Any]:
+    """The output of `fourfold data --json`. Entropies in nats per token. `config`: of the run that reads it; `sets`: the data of
+    its `run.validation`, by name."""
     steps, readings = _readings(prepared, config)
     files = [len(part.get("files", [None])) for part in prepared.manifest_parts()]
     return {
@@ -61,8 +65,21 @@ def corpus_summary(prepared: PreparedData, config: RunConfig | None = None) -> d
             }
             for index, part in enumerate(prepared.parts)
         ],
+        "validation_sets": [
+            {
+                "name": name,
+                "corpus": each.parts[0].name,
+                "documents": each.parts[0].validation_documents,
+                "tokens": each.validation_tokens,
+            }
+            for name, each in (sets or {}).items()
+        ],
         "steps": steps,
-        "notes": [*prepared.notices(), *(line for each in readings if (line := each.notice(steps or 0)) is not None)],
+        "notes": [
+            *prepared.notices(),
+            *(line for each in (sets or {}).values() for line in each.notices()),
+            *(line for each in readings if (line := each.notice(steps or 0)) is not None),
+        ],
         "excerpt": _excerpt(prepared),
     }
 
@@ -107,6 +124,10 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     named = {int(number): f"{text} (id {number})" for number, text in summary["special_tokens"].items()}
     begin = " ".join(named[number] for number in summary["bos"]) or "no token"
     entropy = format_nats(summary["unigram_entropy_nats"], length)
+    for each in summary["validation_sets"]:
+        lines.append(
+            f"validation set    {each['name']}: {each['documents']:,} documents of {each['corpus']}, {each['tokens']:,} tokens"
+        )
     return [
         *lines,
         *(f"note              {line}" for line in summary["notes"]),

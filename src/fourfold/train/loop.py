@@ -99,8 +99,10 @@ class Training(RankStart):
             if last or (every is not None and self.step % every == 0):
                 begun = time.perf_counter()
                 self.validation_loss = values["validation_loss"] = self._evaluate()
+                named = {"validation_losses": self.validation_losses} if self.validation_losses else {}
+                values |= named
                 took = time.perf_counter() - begun
-                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, seconds=took)
+                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, **named, seconds=took)
             if rank == 0 and log is not None:
                 log.step(finite(values))
             if diverged:
@@ -154,7 +156,9 @@ class Training(RankStart):
 
     def _evaluate(self) -> float:
         try:
-            return self.evaluation.run(self.executor, self.board, self.step)
+            loss = self.evaluation.run(self.executor, self.board, self.step)
+            self.validation_losses = self.evaluation.run_named(self.executor, self.board, self.step)
+            return loss
         except StepFailure as error:
             raise self._explain(error, self.evaluation.program) from error
 

@@ -6,6 +6,7 @@ from typing import Any
 from fourfold.config import load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
+from fourfold.data.validation import named_sets
 from fourfold.huggingface import resolve_model
 from fourfold.kernels.kinds import choose_for_run
 from fourfold.layout import resolve_layout
@@ -62,8 +63,9 @@ class RankStart:
         if "tokens" in table:
             prepared.require(table["tokens"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
-        sequences = self.config.run.evaluate_sequences
-        self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
+        sets = {name: open_prepared(path) for name, path in table.get("validation", {}).items()}
+        named, sequences = named_sets(self.config, prepared, sets), self.config.run.evaluate_sequences
+        self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed, named)
         own_rows = rank_rows(layout, context.rank)
         self.ahead = BatchesAhead(self.batches, own_rows, self._feed, self.steps, context.device)
         first = layout.group_of(context.rank, _ALIKE)[0]
@@ -96,6 +98,7 @@ class RankStart:
         self.chain, self.resumed_from = "", ""
         self._certificate: dict[str, Any] = {}
         self.validation_loss: float | None = None
+        self.validation_losses: dict[str, float] = {}
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
