@@ -22,7 +22,6 @@ FAMILIES = "huggingface/families/"
 SHORT = {
     "report/timeline_trace.py": "the trace of a schedule alone, of which no program is simulated",
     "api/new_file.py": "files for `--out`, which commands and what they call write",
-    "cli/data.py": "one command, one file",
     "cli/list.py": "one command, one file",
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
@@ -38,7 +37,6 @@ SHORT = {
     "simulate/paused_garbage_collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/deterministic.py": "what a rank's process sets before it has a device; the trials of back ends stand in `kernels`",
-    "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",
 }
 
 

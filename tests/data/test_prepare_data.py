@@ -173,7 +173,8 @@ def test_a_megatron_pair_is_read_in_place(tmp_path: Path, prepared_with: Prepare
     after = {name: ((tmp_path / name).read_bytes(), (tmp_path / name).stat().st_mtime_ns) for name in before}
     assert after == before
     assert not list(prepared.folder.rglob("*.bin"))
-    is_validation = [int(sha256(str(i).encode()).hexdigest(), 16) % 5 == 0 for i in range(60)]
+    contents = [np.array(document[:-1], "<i4").tobytes() for document in documents]
+    is_validation = [int(sha256(content).hexdigest(), 16) % 5 == 0 for content in contents]
     assert any(is_validation)
     train, validation = sides(prepared)
     assert train == [t for document, out in zip(documents, is_validation, strict=True) if not out for t in document]
@@ -202,7 +203,9 @@ def test_a_megatron_pair_needs_the_tokenizer_it_was_made_with(tmp_path: Path, pr
     with write_indexed(tmp_path / "large", 5000) as writer:
         for _ in range(9):
             writer.append(np.array([1, 2, 4321]))
-    with pytest.raises(UserError, match=r"holds the token id 4321, but data\.tokenizer = 'bytes' has 257 ids"):
+    with pytest.raises(
+        UserError, match=r"large\.bin: token 2 holds the token id 4321, but data\.tokenizer = 'bytes' has 257 ids"
+    ):
         prepared_with(corpus=str(tmp_path / "large"))
 
 

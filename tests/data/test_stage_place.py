@@ -7,7 +7,8 @@ import pytest
 
 from fourfold.config import parse_run
 from fourfold.config.stages import course_of
-from fourfold.data.batches import Blend, GlobalBatches
+from fourfold.data.batches import GlobalBatches
+from fourfold.data.blend import Blend
 from fourfold.data.stage_place import place_of
 from tests.data.test_global_batches import G, S, blended  # noqa: F401
 
@@ -25,7 +26,7 @@ def windows(found, prepared) -> list[tuple[int, int]]:
     drawn = []
     for stage in found.stages:
         place = place_of(found, stage)
-        blend = Blend([part.weight for part in stage.config.data.corpus])
+        blend = Blend(place.phases)
         for step in range(stage.begin, stage.end):
             parts, indices = blend.locate(place.first(step) + np.arange(place.size(step)))
             drawn += [(place.keys[part], place.drawn[part] + index) for part, index in zip(parts, indices, strict=True)]
@@ -36,6 +37,10 @@ def windows(found, prepared) -> list[tuple[int, int]]:
     "stages",
     [
         [{"until_steps": 5}, {"data": {"corpus": HALF}}],
+        [
+            {"until_steps": 6},
+            {"data": {"corpus": [A, {**B, "later": [{"step": 3, "weight": 4.0}, {"step": 9, "weight": 0.0}]}]}},
+        ],
         [{"until_steps": 4}, {"until_steps": 7, "data": {"corpus": [B]}}, {"data": {"corpus": [B, A]}}],
         [
             {"until_steps": 4},
@@ -84,13 +89,13 @@ def test_windows_of_another_length_are_another_shuffle_and_come_back_where_they_
     found = course(stages)
     first, longer, last = (place_of(found, stage) for stage in found.stages)
     assert longer.drawn == (0, 0)
-    assert list(last.drawn) == Blend([3.0, 1.0]).drawn(4 * G)
+    assert list(last.drawn) == Blend([(0, [3.0, 1.0])]).drawn(4 * G)
     assert first.keys == longer.keys == last.keys
 
 
 @pytest.mark.parametrize("weights", [[1.0], [3.0, 1.0], [0.2, 0.5, 0.3], [1.0, 1.0, 1.0, 5.0]])
 def test_a_blend_counts_as_it_deals(weights) -> None:
-    blend = Blend(weights)
+    blend = Blend([(0, weights)])
     for samples in (0, 1, 7, 100, 1001):
         parts, _ = blend.locate(np.arange(samples))
         assert blend.drawn(samples) == [int((parts == part).sum()) for part in range(len(weights))]

@@ -13,7 +13,7 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.report.display import PlainDisplay, render
 from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_files import Follower
-from fourfold.report.run_state import RunInfo, RunState
+from fourfold.report.run_state import RunInfo, RunState, describe_event
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
 from fourfold.results.record import document
 
@@ -227,3 +227,18 @@ def test_both_displays_of_a_run_read_one_record(tmp_path) -> None:
     assert terminal.goodput.seconds["saving"] == 3.0
     assert terminal.seconds_left == 2.0 * 7
     assert min(shown["latest"].values()) >= 0
+
+
+def test_losses_of_named_sets_stand_beside_the_validation_loss(tmp_path) -> None:
+    losses = {"code": 2.5, "web": 3.25, "nothing": None, "odd": "x"}
+    (tmp_path / "events.jsonl").write_text(event("evaluate", step=10, validation_loss=4.0, validation_losses=losses))
+    found = state(tmp_path)
+    found.refresh()
+    assert describe_event(found.events[0]) == "validation loss 4.0000 at step 10 (code 2.5000, web 3.2500)"
+    assert found.validation_losses == {"code": 2.5, "web": 3.25}
+    last = final_lines(found, Command(tmp_path / "run.toml"), "none: of a test")
+    assert last[1:3] == ["  of code: 2.5000 nats per token", "  of web: 3.2500 nats per token"]
+    (tmp_path / "events.jsonl").write_text(event("evaluate", step=10, validation_loss=4.0, validation_losses=[3]))
+    found = state(tmp_path)
+    found.refresh()
+    assert found.validation_losses == {}

@@ -1,6 +1,7 @@
 """The run's record: what is written, what a resumed run drops, and the trackers behind their one interface."""
 
 import json
+import math
 import sys
 import types
 
@@ -42,6 +43,17 @@ def test_steps_and_events_are_json_lines(tmp_path) -> None:
     log.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == STEP
     assert json.loads((tmp_path / "events.jsonl").read_text())["event"] == "save"
+
+
+def test_trackers_get_the_loss_of_each_named_set(tmp_path) -> None:
+    seen: list[tuple] = []
+    log = RunLog(tmp_path, config(), 0)
+    log._sinks = [types.SimpleNamespace(log=lambda step, values: seen.append((step, values)))]
+    log.step({**STEP, "validation_losses": {"code": 2.5, "texts/web": None}})
+    [(step, values)] = seen
+    assert step == STEP["step"]
+    assert values["validation_loss/code"] == 2.5
+    assert math.isnan(values["validation_loss/texts/web"])
 
 
 def test_every_tracker_gets_the_numbers(tmp_path, monkeypatch) -> None:

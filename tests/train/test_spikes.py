@@ -9,8 +9,9 @@ import pytest
 
 import fourfold
 from fourfold.config.schema import SpikesSection
+from fourfold.data.skipped import FILE
 from fourfold.runtime.step import StepResult
-from fourfold.train.spikes import FILE, SpikeDetector, target_of
+from fourfold.train.spikes import SpikeDetector, target_of
 from tests.train.test_stages import staged
 from tests.train.test_training import corpus
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 _KEYS = (("data", "corpus"), ("data", "tokenizer"), ("model", "hf"), ("model", "initial"))
+_LISTS = (("data", "corpus", "path"), ("run", "validation", "corpus"))
+"""Keys of lists of tables, and the key in each table."""
 _NAMES_OR_FILES = (("cluster", "preset"), ("cluster", "software"))
 """Keys that name a file where their value ends so, and else something that is shipped."""
 _FILE_ENDING, _FILE_START = ".toml", "file:"
@@ -42,9 +44,11 @@ def _places(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         if not isinstance(section, dict):
             continue
         yield section, key
-        parts = section.get(key)
+    for name, key, inner in _LISTS:
+        section = table.get(name)
+        parts = section.get(key) if isinstance(section, dict) else None
         if isinstance(parts, list):
-            yield from ((part, "path") for part in parts if isinstance(part, dict))
+            yield from ((part, inner) for part in parts if isinstance(part, dict))
     for name, key in _NAMES_OR_FILES:
         section = table.get(name)
         if isinstance(section, dict) and str(section.get(key)).endswith(_FILE_ENDING):

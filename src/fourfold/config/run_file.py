@@ -134,6 +134,8 @@ def _parse_value(raw: str, key: str) -> Any:
 def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
     lines = []
     for item in error.errors():
+        if item["type"] == "string_type" and item["loc"][-1] == "str" and isinstance(item["input"], list):
+            continue  # what is wrong inside of the list is said
         location = [str(part) for part in item["loc"] if not _is_union_branch(str(part))]
         key = ".".join(location)
         if item["type"] == "extra_forbidden":

@@ -1,8 +1,8 @@
 """The run file's schema: every section but `[model]`, every key, its unit and default; the reference page prints this text."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
 from fourfold.config.layout_section import LayoutSection
@@ -31,6 +31,7 @@ LossBackendName = Literal["auto", "formula", "triton"]
 PointwiseBackendName = Literal["auto", "formula", "triton"]
 RecurrenceBackendName = Literal["auto", "formula", "fla"]
 MatmulBackendName = Literal["auto", "torch", "onednn"]
+TokenDtype = Literal["uint16", "uint32", "int32", "int64", "uint8", "int16", "uint64"]
 
 
 def _no_number(value: object) -> object:
@@ -40,13 +41,47 @@ def _no_number(value: object) -> object:
     return value
 
 
+class WeightChange(Section):
+    """A later weight of a source."""
+
+    step: PositiveInt | None = None
+    """The step (the first is 0) from which on the weight holds. State it or `tokens`, the same one in all changes of a source."""
+    tokens: PositiveInt | None = None
+    """Tokens of the run after which the weight holds, from the next step on."""
+    weight: Annotated[float, Field(ge=0)]
+    """Relative share of the sequences; 0: none."""
+    linear: bool = False
+    """Whether the weight goes to this value in a line from where it was stated last, in at most 256 steps of equal length. Left
+    out, it changes at once."""
+
+
 class CorpusPart(Section):
-    """One corpus of a blend."""
+    """One source of a blend."""
 
     path: str
-    """A folder, a file, a glob, or a Megatron `.bin`/`.idx` pair."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Relative share of the sequences."""
+    """A folder, a file, a glob, or a Megatron `.bin`/`.idx` pair; of text, or of token ids (`.npy`, `.bin`)."""
+    token_dtype: TokenDtype | None = None
+    """`data.token_dtype` for this source. Left out: that one."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Relative share of the sequences. 0, where a later weight is stated: it begins then."""
+    later: list[WeightChange] = Field(default_factory=list)
+    """Weights that the source has later in the run, in order. Before a change nothing depends on it; after it the source is read on
+    from where it was."""
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if not any((self.weight, *(change.weight for change in self.later))):
+            raise PydanticCustomError("weight", "a source has a weight greater than 0 at some time: weight = 1.0")
+        kinds = {(change.step is None, change.tokens is None) for change in self.later}
+        if kinds - {(False, True)} and kinds - {(True, False)}:
+            raise PydanticCustomError(
+                "later",
+                "each change of a source states step, or each states tokens: later = [{step = 1000, weight = 0.5}]",
+            )
+        places = [change.step or change.tokens or 0 for change in self.later]
+        if places != sorted(set(places)):
+            raise PydanticCustomError("later", "changes of a weight rise in their step or tokens")
+        return self
 
 
 class SkippedData(Section):
@@ -62,7 +97,8 @@ class DataSection(Section):
     """The training text and how it becomes tokens."""
 
     corpus: str | list[CorpusPart] = "stdlib"
-    """`"stdlib"` (the Python standard library), a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend."""
+    """`"stdlib"` (the Python standard library), a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend; of
+    text, or of token ids (`.npy`, `.bin`)."""
     tokenizer: str = "bpe:4096"
     """`"bytes"`, `"bpe:N"` (trained on the corpus, N entries), or the path of a `tokenizer.json`."""
     eos: Annotated[int, Field(ge=0)] | None = None
@@ -81,10 +117,15 @@ class DataSection(Section):
     """Whether attention and positions stay inside a document."""
     document_tokens: PositiveInt | None = None
     """Mean length of a document [tokens]. Predictions alone use it: how much attention `document_mask` saves."""
+    token_dtype: TokenDtype | None = None
+    """Number format of the ids in `.bin` files without a header (little-endian). Files with a header, and pairs, state theirs."""
     validation_every: Annotated[int, Field(ge=2)] = 20
     """One document in this many belongs to the validation set, chosen by a hash of its text."""
     skip_sequences: list[SkippedData] = Field(default_factory=list)
     """Data to leave out: tables with `step` and `sequences`, as a run that rolled back did (`spikes.policy`)."""
+    """One document in this many belongs to the validation set, chosen by a hash of its text, or of its ids."""
+    validation_key: Annotated[str, Field(max_length=100)] = ""
+    """A key of this hash: another one chooses other documents."""
     directory: str = "fourfold-data"
     """Folder that holds the tokens that were prepared."""
 
@@ -219,6 +260,20 @@ class PublishedSection(Section):
     """Seconds of a step."""
 
 
+class ValidationCorpus(Section):
+    """A validation set of its own."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
+    """Name of its loss in metrics: letters, digits, `_`, `.` and `-`."""
+    corpus: str
+    """Documents, as `data.corpus` names one: all of them are for validation. `data` says how text is read, and the run's
+    tokenizer encodes it."""
+    token_dtype: TokenDtype | None = None
+    """`data.token_dtype` for this set. Left out: that one."""
+    sequences: PositiveInt | None = None
+    """Sequences of one evaluation. Left out: `run.evaluate_sequences`."""
+
+
 class RunSection(Section):
     """Seed, evaluation, logging, devices and time-outs."""
 
@@ -228,6 +283,11 @@ class RunSection(Section):
     """Steps between two evaluations of the validation loss. Left out: one, at the end."""
     evaluate_sequences: PositiveInt = 32
     """Sequences of one evaluation. Rows that fill the last microbatches are ignored: the loss is the same under every layout."""
+    evaluate_sources: bool = False
+    """Whether each evaluation tells the loss of every source of `data.corpus` too, over `evaluate_sequences` of its own
+    documents for validation. It takes as long again for each."""
+    validation: list[ValidationCorpus] = Field(default_factory=list)
+    """Validation sets by name, `[[run.validation]]`, whose losses stand beside the validation loss."""
     log: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
     """Loggers beside `metrics.jsonl`; each needs the extra of its name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

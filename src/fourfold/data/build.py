@@ -4,16 +4,17 @@ the manifest."""
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fourfold.data.cuts import cut, cut_places
-from fourfold.data.indexed import IndexedWriter, TokenStream, open_indexed, write_indexed
+from fourfold.data.indexed import IndexedWriter, write_indexed
 from fourfold.data.manifest import TextCorpus
-from fourfold.data.megatron import MegatronCorpus, count_tokens, train_stream
-from fourfold.data.prepared import text_digest
+from fourfold.data.prepared import TOKEN_FILES, text_digest
+from fourfold.data.token_corpus import TokenCorpus, count_tokens, token_streams
 from fourfold.data.tokenizer import (
     END_OF_TEXT,
     ByteTokenizer,
@@ -26,7 +27,7 @@ from fourfold.data.tokenizer_file import TokenizerSpec
 
 TRAINING_CHARS = 1 << 30
 """A BPE is trained on at most this many characters of each part of the corpus."""
-Corpus = TextCorpus | MegatronCorpus
+Corpus = TextCorpus | TokenCorpus
 Report = Callable[[str], None]
 
 _BATCH_CHARS = 1 << 22
@@ -77,7 +78,8 @@ def build_cache(
     """Writes tokenizer.json, manifest.json and, for part i, a folder part-i with
 
     counts.npy: occurrences of each id in the training and the validation tokens, int64 [2, vocab_size];
-    for text: the pairs train and validation; for Megatron: validation.npy, the validation token ranges, int64 [R, 2].
+    for text: the pairs train and validation; for token ids: validation.npy, the validation token ranges, int64 [R, 2], and, but for
+    a Megatron pair, token_files.json, their files.
     """
     begun = time.perf_counter()
     tokenizer = make_tokenizer(spec, _training_texts(corpora))
@@ -177,10 +179,13 @@ def _append(writer: IndexedWriter, tokenizer: Tokenizer, begin: tuple[int, ...],
     return np.bincount(np.concatenate(documents), minlength=tokenizer.vocab_size)
 
 
-def _count(corpus: MegatronCorpus, tokenizer: Tokenizer, tokenizer_name: str, folder: Path) -> dict[str, int]:
-    indexed = open_indexed(corpus.prefix)
-    streams = (train_stream(indexed, corpus.validation), TokenStream(indexed.tokens, corpus.validation))
-    counts = [count_tokens(stream, tokenizer.vocab_size, corpus.name, tokenizer_name) for stream in streams]
+def _count(corpus: TokenCorpus, tokenizer: Tokenizer, tokenizer_name: str, folder: Path) -> dict[str, int]:
+    streams = token_streams(corpus.files, corpus.validation)
+    counts = [count_tokens(stream, corpus, tokenizer.vocab_size, tokenizer_name) for stream in streams]
+    if not corpus.is_pair:
+        (folder / TOKEN_FILES).write_text(
+            json.dumps([asdict(file) for file in corpus.files], indent=1), encoding="utf-8"
+        )
     np.save(folder / "counts.npy", np.stack(counts))
     np.save(folder / "validation.npy", corpus.validation)
     return {

@@ -1,4 +1,4 @@
-"""Resolves `data.corpus`: the files behind "stdlib", a folder, a file, a glob or a URL, or a Megatron pair.
+"""Resolves `data.corpus`: the files behind "stdlib", a folder, a file, a glob or a URL, or files of token ids.
 
 The corpus "stdlib" is the Python sources of the running machine's standard library, read where they lie.
 """
@@ -18,6 +18,7 @@ import fsspec
 from fourfold.config import UserError
 from fourfold.config.beside import where_looked
 from fourfold.data.source import Source, UnreadFile
+from fourfold.data.token_files import SUFFIXES, TokenFile
 
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Names of folders left out wherever they stand: tests, installed packages, compiled files."""
@@ -27,7 +28,11 @@ _HEADER_LINES = 4
 _LITERAL_LINE = re.compile(r"\s*(?:[rRuUbBfF]{0,2}['\"]|-?\d)")
 _TABLE_SHARE = 0.7
 _TABLE_MIN_CHARS = 4096
-WORKS = 'what works: corpus = "stdlib", a folder, a file, a glob such as "texts/*.jsonl", or a Megatron .bin/.idx pair'
+WORKS = (
+    'what works: corpus = "stdlib", a folder, a file, a glob such as "texts/*.jsonl", a Megatron .bin/.idx pair, or '
+    ".npy or .bin files "
+    "of token ids"
+)
 
 
 def stdlib_root() -> Path:
@@ -97,6 +102,32 @@ def list_sources(name: str, exclude: Path) -> CorpusFiles:
     return _collect(base, _outside(exclude, paths))
 
 
+def token_files(name: str, exclude: Path, dtype: str) -> list[TokenFile]:
+    """The files of a corpus of token ids, sorted by path: a Megatron pair, or a file, folder or glob of nothing but `.npy` and
+    `.bin`. Empty for a corpus of text. `dtype`: as stated, or "". Raises `UserError` for half of a pair, and for a URL."""
+    if name == "stdlib":
+        return []
+    if "://" in name:
+        if name.endswith(SUFFIXES):
+            raise UserError(
+                f"data.corpus = {name!r}: token ids are mapped into memory, which takes a file; what works: copy it to a disk"
+            )
+        return []
+    if (prefix := megatron_prefix(name)) is not None:
+        return [TokenFile(prefix, "pair")]
+    if not name or not (Path(name).expanduser().exists() or glob.has_magic(name)):
+        return []
+    paths = [Path(source.location) for source in list_sources(name, exclude).sources]
+    if not paths or any(path.suffix not in SUFFIXES for path in paths):
+        return []
+    return [
+        TokenFile(str(path.with_suffix("")), "pair")
+        if path.suffix == ".bin" and path.with_suffix(".idx").is_file()
+        else TokenFile(str(path), "array", dtype)
+        for path in paths
+    ]
+
+
 def megatron_prefix(name: str) -> str | None:
     """The common path of a Megatron pair when `name` is one (with either suffix or none), else None.
 
@@ -110,9 +141,8 @@ def megatron_prefix(name: str) -> str | None:
     halves = [os.path.isfile(prefix + suffix) for suffix in (".bin", ".idx")]
     if all(halves) and (has_suffix or not path.exists()):
         return prefix
-    if has_suffix and any(halves):
-        missing = prefix + (".idx" if halves[0] else ".bin")
-        raise UserError(f"data.corpus = {name!r}: the other half of the Megatron pair is missing: {missing}")
+    if path.suffix == ".idx" and halves[1]:
+        raise UserError(f"data.corpus = {name!r}: the other half of the Megatron pair is missing: {prefix}.bin")
     return None
 
 

@@ -37,6 +37,7 @@ _MAGIC = (
     (0, b"\x04\x22\x4d\x18", "compressed by LZ4"),
     (0, b"\x1f\x9d", "compressed by compress"),
     (0, b"PAR1", "Parquet, but not named .parquet"),
+    (0, b"\x93NUMPY", "an array of NumPy; files of token ids are a corpus of their own"),
     (0, b"ARROW1", "Arrow"),
     (0, b"%PDF", "PDF"),
     (0, b"SQLite format 3", "an SQLite database"),

@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,35 @@ _HEADER = struct.Struct("<9sQBQQ")
 _MAX_SEQUENCE = 1 << 30
 
 
+class JoinedTokens:
+    """Several arrays of ids as one behind another, never built in memory: slices of it are arrays, int64."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._arrays = [np.asarray(array) for array in arrays]
+        self.starts = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)
+        """The place at which each array begins, and the end of the last."""
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        start, stop, _ = places.indices(len(self))
+        first, last = self.array_of(start), self.array_of(stop - 1)
+        pieces = [
+            self._arrays[at][max(start - int(self.starts[at]), 0) : stop - int(self.starts[at])]
+            for at in range(first, last + 1)
+        ]
+        return np.concatenate([np.empty(0, np.int64), *(piece.astype(np.int64) for piece in pieces)])
+
+    def array_of(self, place: int) -> int:
+        """The number of the array that holds a place."""
+        return int(np.searchsorted(self.starts, place, side="right")) - 1
+
+
 class TokenStream:
     """The concatenation of ranges of an array, never built in memory."""
 
-    def __init__(self, tokens: np.ndarray, ranges: np.ndarray) -> None:
+    def __init__(self, tokens: np.ndarray | JoinedTokens, ranges: np.ndarray) -> None:
         """tokens: ids, [N]. ranges: (start, stop) of each range, int64 [R, 2], rising, disjoint, none empty."""
         self._tokens = tokens
         self._ranges = ranges
@@ -45,17 +70,22 @@ class TokenStream:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens `start` to `start + count` of the stream, int64 [count]; fewer where the stream ends."""
+        pieces = [self._tokens[begin:end] for begin, end in self.places(start, count)]
+        return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False)
+
+    def places(self, start: int, count: int) -> list[tuple[int, int]]:
+        """(start, stop) in the array of each piece of tokens `start` to `start + count` of the stream."""
         stop = min(start + count, len(self))
         pieces = []
         at = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             range_stop = int(self._ranges[at, 1])
             begin = range_stop - (int(self._ends[at]) - start)
-            piece = self._tokens[begin : min(range_stop, begin + stop - start)]
-            pieces.append(piece)
-            start += len(piece)
+            end = min(range_stop, begin + stop - start)
+            pieces.append((begin, end))
+            start += end - begin
             at += 1
-        return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False)
+        return pieces
 
     def chunks(self) -> Iterator[np.ndarray]:
         """The full stream in order, int64 [at most 4,194,304] at a time."""

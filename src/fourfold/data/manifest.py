@@ -26,7 +26,7 @@ _ACCEPTED_SHARE = 0.01
 class Split:
     """Divides documents into a training and a validation set.
 
-    rule "hash": for validation where SHA-256 of the document, as an integer, is a multiple of `every`.
+    rule "hash": for validation where SHA-256 of `key` and the document, as an integer, is a multiple of `every`.
     rule "last": the "hash" rule left one of the sets empty; for validation where the SHA-256 is `threshold` or above.
     rule "tail": there is one document only (or copies of one); the last 1/`every` of its length is for validation.
     Equal documents always fall on the same side.
@@ -35,10 +35,11 @@ class Split:
     rule: Rule
     every: int
     threshold: str = ""
+    key: str = ""
 
     def is_validation(self, document: bytes) -> bool:
         """Whether a document is for validation as a whole. Not for the rule "tail"."""
-        digest = sha256(document).hexdigest()
+        digest = _digest(self.key, document)
         return digest >= self.threshold if self.rule == "last" else int(digest, 16) % self.every == 0
 
     def divide(self, text: str) -> tuple[str, str]:
@@ -54,31 +55,35 @@ class Split:
 
 
 class SplitSurvey:
-    """Sees every document once, then knows the `Split` that leaves neither set empty."""
+    """Sees every document once, then knows the `Split` that leaves neither set empty; with `every` 1, all are for validation."""
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, every: int, key: str = "") -> None:
+        self._every, self._key = every, key
         self._sides: set[bool] = set()
         self._digests: set[str] = set()
 
     def add(self, document: bytes) -> bool:
         """Counts a document in; returns whether the "hash" rule holds it out."""
-        digest = sha256(document).hexdigest()
+        digest = _digest(self._key, document)
         validation = int(digest, 16) % self._every == 0
         self._sides.add(validation)
         # Digests matter for the fallbacks alone: they need not be kept once both sides have a document.
-        if len(self._sides) < 2:
+        if len(self._sides) < 2 and self._every > 1:
             self._digests.add(digest)
         return validation
 
     def finish(self) -> Split:
         """The split to use, given at least one document."""
-        if len(self._sides) == 2:
-            return Split("hash", self._every)
+        if len(self._sides) == 2 or self._every == 1:
+            return Split("hash", self._every, key=self._key)
         if len(self._digests) < 2:
-            return Split("tail", self._every)
+            return Split("tail", self._every, key=self._key)
         num_validation = max(1, len(self._digests) // self._every)
-        return Split("last", self._every, threshold=sorted(self._digests)[-num_validation])
+        return Split("last", self._every, sorted(self._digests)[-num_validation], self._key)
+
+
+def _digest(key: str, document: bytes) -> str:
+    return sha256(key.encode() + document).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -213,7 +218,7 @@ class _Scan:
     def read(self, sources: Iterable[Source]) -> None:
         """Fills `files`, `sources` and `survey` with what can be read."""
         self.begin_again = False
-        self.survey = SplitSurvey(self._section.validation_every)
+        self.survey = SplitSurvey(self._section.validation_every, self._section.validation_key)
         self.files: list[FileRecord] = []
         self.sources: list[Source] = []
         self.bad_records, self.first_bad_records = 0, list[str]()

@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -16,21 +16,24 @@ from typing import IO, Any
 
 import numpy as np
 
-from fourfold.config import RunFailure, UserError
+from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.config.errors import shortened
 from fourfold.config.schema import CorpusPart, DataSection
 from fourfold.config.whole_file import bounded, write_whole
 from fourfold.data.build import Corpus, Report, build_cache
-from fourfold.data.corpus import WORKS, megatron_prefix
-from fourfold.data.manifest import scan_text
-from fourfold.data.megatron import DIGESTS, MegatronCorpus, scan_megatron
-from fourfold.data.prepared import PreparedData, PreparedPart, open_prepared, read_array
-from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer
+from fourfold.data.corpus import token_files
+from fourfold.data.manifest import SplitSurvey, scan_text
+from fourfold.data.prepared import MAX_MANIFEST_BYTES, PreparedData, PreparedPart, open_prepared, read_array
+from fourfold.data.token_corpus import DIGESTS, TokenCorpus, scan_tokens
+from fourfold.data.tokenizer import ByteTokenizer
+from fourfold.data.tokenizer_file import TokenizerSpec, parse_tokenizer, read_tokenizer_file
+from fourfold.data.weights import fixed_shares, sources_of
 
 _ENCODING = 3
 """Rises when the same files, tokenizer and settings give other tokens than before: older caches then stay unused."""
 
-_MAX_MANIFEST_BYTES = 1 << 32
+_TOKEN_RULE = "by content"
+"""Changes when documents of token ids are divided in another way."""
 _OF_ONE_KIND = {field.name: field.default for field in fields(PreparedPart) if field.default is not MISSING} | {
     "prefix": ""
 }
@@ -123,11 +126,40 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     tokens: every call reads the corpus to compute it, so that a changed file is a new folder. Any number of processes
     may call this at once. `report` is called with a line of text now and then. Raises `UserError` and `RunFailure`.
     """
-    spec = parse_tokenizer(section.tokenizer, section.eos, section.bos)
-    stated = [CorpusPart(path=section.corpus)] if isinstance(section.corpus, str) else section.corpus
-    if not stated:
-        raise UserError(f"data.corpus = []: a blend has at least one part; {WORKS}")
-    corpora = [_scan(part.path, section, spec) for part in stated]
+    return _prepare(section, parse_tokenizer(section.tokenizer, section.eos, section.bos), report)
+
+
+def prepare_validation(config: RunConfig, prepared: PreparedData, report: Report) -> dict[str, PreparedData]:
+    """The data of each of `run.validation` by its name, all for validation, in the tokens of `prepared`. Raises `UserError` that
+    names the set, and `RunFailure`."""
+    spec, found = _tokenizer_of(prepared), {}
+    for stated in config.run.validation:
+        changed = {"corpus": stated.corpus, "token_dtype": stated.token_dtype or config.data.token_dtype}
+        section = config.data.model_copy(
+            update={**changed, "validation_every": 1, "validation_key": "", "document_mask": False, "bos": "auto"}
+        )
+        try:
+            found[stated.name] = _prepare(section, spec, report)
+        except UserError as error:
+            raise UserError(f"run.validation {stated.name!r}: {error}") from None
+    return found
+
+
+def prepare_in_tokens_of(prepared: PreparedData, section: DataSection, report: Report) -> PreparedData:
+    """Another corpus in the tokens of prepared data, whatever tokenizer the section names. Raises as `prepare` does."""
+    return _prepare(section, _tokenizer_of(prepared), report)
+
+
+def _tokenizer_of(prepared: PreparedData) -> TokenizerSpec:
+    """The tokenizer of prepared data, as one of a file."""
+    digest = sha256(read_tokenizer_file(prepared.tokenizer_path).content).hexdigest()[:12]
+    begin = "".join(f"-bos{number}" for number in prepared.bos)
+    identity = f"file-{digest}-eos{prepared.eos}{begin}"
+    return TokenizerSpec("file", identity, 0, prepared.tokenizer_path, prepared.eos, prepared.bos)
+
+
+def _prepare(section: DataSection, spec: TokenizerSpec, report: Report) -> PreparedData:
+    corpora = [_scan(part, section, spec) for part in sources_of(section)]
     corpus_id = _corpus_id(corpora)
     folder = Path(section.directory).expanduser().absolute() / _folder_name(corpus_id, corpora, section, spec)
     build = partial(
@@ -135,26 +167,30 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     )
     if not ensure_folder(folder, build):
         report(f"tokens found in {folder}")
-    prepared = _describe(folder, corpora, section, [part.weight for part in stated])
+    prepared = _describe(folder, corpora, section, fixed_shares(section))
     _check_document_mask(prepared, section)
     return prepared
 
 
-def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
-    prefix = megatron_prefix(name)
-    if prefix is None:
+def _scan(part: CorpusPart, section: DataSection, spec: TokenizerSpec) -> Corpus:
+    name, directory = part.path, Path(section.directory)
+    files = token_files(name, directory, part.token_dtype or section.token_dtype or "")
+    if not files:
         return scan_text(name, section)
+    kind = "is a Megatron pair, which holds" if files[0].kind == "pair" else "holds"
     if spec.kind == "bpe":
         raise UserError(
-            f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} is a Megatron pair, which holds token ids and "
-            'no text to train a tokenizer on; what works: the path of the tokenizer.json it was made with, or "bytes"'
+            f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} {kind} token ids and no text to train a "
+            "tokenizer on; what "
+            'works: the path of the tokenizer.json it was made with, or "bytes"'
         )
     if section.bos is True:
         raise UserError(
-            f"data.bos = true: data.corpus {name!r} is a Megatron pair, whose tokens are read as they are; leave data.bos out"
+            f"data.bos = true: data.corpus {name!r} {kind} token ids, which are read as they are; leave data.bos out"
         )
-    record = Path(section.directory).expanduser() / DIGESTS
-    return scan_megatron(name, prefix, section.validation_every, record)
+    survey = SplitSurvey(section.validation_every, section.validation_key)
+    eos = spec.eos if spec.eos is not None else ByteTokenizer.eos
+    return scan_tokens(name, files, survey, eos, directory.expanduser() / DIGESTS)
 
 
 def _corpus_id(corpora: Sequence[Corpus]) -> str:
@@ -164,16 +200,16 @@ def _corpus_id(corpora: Sequence[Corpus]) -> str:
 
 
 def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection, spec: TokenizerSpec) -> str:
-    # A Megatron pair stays where it is, so the same pair in another place needs a description of its own.
-    places = [corpus.prefix for corpus in corpora if isinstance(corpus, MegatronCorpus)]
-    settings = json.dumps([_ENCODING, section.text_key, section.validation_every, places])
+    # Files of token ids stay where they are, so the same files in another place need a description of their own.
+    places = [[_TOKEN_RULE, *map(asdict, corpus.files)] for corpus in corpora if isinstance(corpus, TokenCorpus)]
+    keyed = [section.validation_key] if section.validation_key else []
+    settings = json.dumps([_ENCODING, section.text_key, section.validation_every, places, *keyed])
     return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
 
 
-def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, weights: Sequence[float]) -> PreparedData:
+def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, shares: Sequence[float]) -> PreparedData:
     """The description of a cache folder for this run. Its weights, and the names that it asks by, decide no token: another run
     that finds the same tokens has a description of its own, in which it finds its names."""
-    shares = [weight / sum(weights) for weight in weights]
     found = _from_manifest(folder, shares)
     parts = tuple(
         replace(part, name=corpus.name, **_left_out(corpus)) for part, corpus in zip(found.parts, corpora, strict=True)
@@ -192,14 +228,14 @@ def _describe(folder: Path, corpora: Sequence[Corpus], section: DataSection, wei
 
 
 def _left_out(corpus: Corpus) -> dict[str, Any]:
-    return {} if isinstance(corpus, MegatronCorpus) else corpus.left_out()
+    return {} if isinstance(corpus, TokenCorpus) else corpus.left_out()
 
 
 def _from_manifest(folder: Path, shares: Sequence[float]) -> PreparedData:
     """The description for the run that made the folder."""
     source = folder / "manifest.json"
     try:
-        manifest: dict[str, Any] = json.loads(bounded(source, _MAX_MANIFEST_BYTES))
+        manifest: dict[str, Any] = json.loads(bounded(source, MAX_MANIFEST_BYTES))
         stated = [
             {**_OF_ONE_KIND, **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)
         ]
@@ -228,9 +264,9 @@ def _check_document_mask(prepared: PreparedData, section: DataSection) -> None:
     if not section.document_mask:
         return
     for part in prepared.parts:
-        if part.kind == "megatron" and not read_array(prepared.folder / part.folder / "counts.npy")[0, prepared.eos]:
+        if part.kind != "text" and not read_array(prepared.folder / part.folder / "counts.npy")[0, prepared.eos]:
             raise UserError(
-                f"data.document_mask = true: the Megatron pair {part.name!r} holds no end-of-text (id {prepared.eos} "
-                f"of {section.tokenizer!r}), so documents cannot be told apart; what works: document_mask = false, or a "
-                "pair written with --append-eod"
+                f"data.document_mask = true: {'the Megatron pair ' if part.prefix else ''}{part.name!r} holds no end-of-text (id "
+                f"{prepared.eos} of {section.tokenizer!r}), so documents cannot be told apart; what works: document_mask = false, "
+                f"{'or a pair written with --append-eod' if part.prefix else 'or data.eos = the id that ends its documents'}"
             )

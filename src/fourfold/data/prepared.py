@@ -9,22 +9,28 @@ from typing import Any, Literal
 import numpy as np
 
 from fourfold.config import FinalFailure, RunFailure
+from fourfold.config.errors import shortened
 from fourfold.config.whole_file import bounded
 from fourfold.data.file_digests import file_digests
 from fourfold.data.indexed import TokenStream, all_tokens, open_indexed
-from fourfold.data.megatron import DIGESTS, pair_files, train_stream
+from fourfold.data.token_corpus import DIGESTS, token_streams
+from fourfold.data.token_files import TokenFile
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 2
+MAX_MANIFEST_BYTES = 1 << 32
+TOKEN_FILES = "token_files.json"
+"""In the folder of a part: its files of token ids, unless these are one Megatron pair."""
 _SAMPLES, _SAMPLE_TOKENS = 32, 1024
 _EVERY_BYTE = "bytes:"
 
 
 @dataclass(frozen=True)
 class PreparedPart:
-    """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "".
+    """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "" ("tokens":
+    files of token ids).
 
-    weight: its share of the samples; the weights of all parts sum to 1.
+    weight: its share of the validation set, and of the samples where weights do not change; those of all parts sum to 1.
     sha256: over every byte of the token files of text, as they were written.
     unread_files: files of the corpus that cannot be read, the largest of them in words in `named_unread_files`.
     json_texts: `.json` files that hold no records, and are text.
@@ -33,7 +39,7 @@ class PreparedPart:
     """
 
     name: str
-    kind: Literal["text", "megatron"]
+    kind: Literal["text", "megatron", "tokens"]
     weight: float
     folder: str
     prefix: str
@@ -170,7 +176,8 @@ class PreparedData:
         if part.kind == "text":
             return text_digest(self.folder, part.folder)
         ranges = file_digests([self.folder / part.folder / "validation.npy"], self.folder / DIGESTS)
-        return "".join([*ranges, *file_digests(pair_files(part.prefix), self.folder.parent / DIGESTS)])
+        paths = [path for file in self.token_files(part) for path in file.paths]
+        return "".join([*ranges, *file_digests(paths, self.folder.parent / DIGESTS)])
 
     def _sampled(self) -> str:
         """SHA-256 of samples spread over all tokens, and of their number: the fingerprint of earlier versions."""
@@ -191,15 +198,39 @@ class PreparedData:
             except RunFailure as error:
                 raise RunFailure(f"{error}; {self._remedy}") from None
         else:
-            ranges = read_array(folder / "validation.npy")
-            indexed = open_indexed(part.prefix)
-            train, validation = train_stream(indexed, ranges), TokenStream(indexed.tokens, ranges)
+            train, validation = token_streams(self.token_files(part), read_array(folder / "validation.npy"))
         if (len(train), len(validation)) != (part.train_tokens, part.validation_tokens):
             raise RunFailure(
                 f"{part.prefix or folder}: holds {len(train)} training and {len(validation)} validation tokens, but "
                 f"{self.path} says {part.train_tokens} and {part.validation_tokens}: it has changed since; prepare the data again"
             )
         return train, validation
+
+    def token_files(self, part: PreparedPart) -> list[TokenFile]:
+        """The files of a part of token ids. Raises `RunFailure` where their list is damaged."""
+        if part.kind == "megatron":
+            return [TokenFile(part.prefix, "pair")]
+        path = self.folder / part.folder / TOKEN_FILES
+        try:
+            return [TokenFile(**each) for each in json.loads(bounded(path))]
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RunFailure(
+                f"{path}: cannot be read: {error}; delete {self.folder} and prepare the data again"
+            ) from None
+
+    def manifest_parts(self) -> list[dict[str, Any]]:
+        """The entries of the parts in the cache folder's manifest. Raises `RunFailure` where that is damaged."""
+        path = self.folder / "manifest.json"
+        try:
+            parts: list[dict[str, Any]] = json.loads(bounded(path, MAX_MANIFEST_BYTES))["parts"]
+            if [part["kind"] for part in parts] != [part.kind for part in self.parts]:
+                raise ValueError("it has other parts")
+            return parts
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise RunFailure(
+                f"{path}: is not the manifest of prepared data ({shortened(str(error))[1:-1]}); delete {self.folder} and prepare "
+                f"the data again"
+            ) from None
 
     def dump(self) -> str:
         """The JSON text of this description."""

@@ -147,6 +147,7 @@ def paths_of(config: RunConfig) -> list[str]:
     data, model = config.data, config.model
     corpora = [data.corpus] if isinstance(data.corpus, str) else [part.path for part in data.corpus]
     found = [("data.corpus", path) for path in corpora if path != "stdlib"]
+    found += [("run.validation", each.corpus) for each in config.run.validation if each.corpus != "stdlib"]
     if data.tokenizer != "bytes" and not data.tokenizer.startswith("bpe:"):
         found.append(("data.tokenizer", data.tokenizer))
     schedule = config.layout.schedule

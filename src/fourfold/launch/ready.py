@@ -5,19 +5,21 @@ from.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.remote_path import place
-from fourfold.config.stages import STAGE, Course, Stage, decayed
+from fourfold.config.stages import STAGE, Course, Stage, course_of, decayed
 from fourfold.data.batches import GlobalBatches
-from fourfold.data.prepare import prepare
+from fourfold.data.prepare import prepare, prepare_in_tokens_of, prepare_validation
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.data.stage_place import place_of
+from fourfold.data.validation import named_sets
+from fourfold.data.weights import shares_by_step
 from fourfold.hardware import THIS, load_cluster
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
@@ -135,7 +137,8 @@ class ReadyRun:
     """A run whose folder can be written and whose ranks can start. `staged`: all of it; `stage`: the one that begins, or goes on;
     `prepared`: the data of each. `warnings`: one line each. `changes`: keys in which it differs from the run that stands in the
     folder, which goes on from step `step` under them. `former_roots`: folders of checkpoints that it saved to before. `tokens`:
-    fingerprints of the data of each stage. `owner`: the run, and its place."""
+    fingerprints of the data of each stage. `owner`: the run, and its place. `validation`: descriptions of the
+    data of `run.validation`, by name."""
 
     staged: StagedRun
     stage: Stage
@@ -147,6 +150,7 @@ class ReadyRun:
     former_roots: tuple[Path, ...] = ()
     tokens: tuple[str, ...] = ()
     owner: Owner = NOBODY
+    validation: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def resolved(self) -> ResolvedRun:
@@ -162,6 +166,8 @@ class ReadyRun:
         table: dict[str, Any] = {**of_stages[self.stage.number], KEY: asdict(self.owner)}
         if len(of_stages) > 1:
             table |= {STAGE: self.stage.number, STAGES: of_stages}
+        if self.validation:
+            table["validation"] = dict(self.validation)
         if levels := _levels(self.resolved.config):
             table["levels"] = levels
         if self.former_roots:
@@ -203,7 +209,9 @@ def prepare_run(
     `RunFailure`.
     """
     config = with_absolute_places(config)
-    steps = num_steps(config)
+    course = course_of(config)
+    for each in course.stages:
+        shares_by_step(each.config.data, course.step_after)
     require_sinks(config.run.log)
     cuda_devices = num_cuda_devices(config)
     if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
@@ -218,7 +226,7 @@ def prepare_run(
     known = _open_existing(folder, 0)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
     staged = resolve_stages(config, ranks, vocab_size, transport)
-    stage = staged.course.stage_at(min(step, steps - 1))
+    stage = course.stage_at(min(step, course.steps - 1))
     resolved = staged.resolved[stage.number]
     begins = folder.steps_done() == 0
     if begins:
@@ -238,9 +246,13 @@ def prepare_run(
     tokens = _fingerprints(folder, prepared, staged.course, begun)
     staged = resolve_stages(config, ranks, prepared[0].vocab_size, transport)
     resolved = staged.resolved[stage.number]
+    validation = prepare_validation(config, prepared[0], report)
+    often: list[str] = []
     for each, data in zip(staged.course.stages, prepared, strict=True):
+        named_sets(each.config, data, validation)
         batches = GlobalBatches.of_run(data, each.config, place_of(staged.course, each))
         batches.validation(each.config.run.evaluate_sequences)
+        often += [line for read in batches.readings(each.end) if (line := read.notice(each.end)) is not None]
     if begins:
         require_text(config, resolved.model, prepared[0].vocab_size, prepared[0].train_tokens)
     _require_proof(staged)
@@ -250,11 +262,13 @@ def prepare_run(
     peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
-    own = prepared[stage.number]
-    missing = own.notices() if own.left_out().keys() - {"unread_files"} else []
+    every = [prepared[stage.number], *validation.values()]
+    missing = [line for each in every if each.left_out().keys() - {"unread_files"} for line in each.notices()]
+    missing += dict.fromkeys(often)
     before, seen = old if has_begun else None, [*missing, *_memory_lines(resolved, peak, local, cuda_devices)]
     warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
-    return ReadyRun(staged, stage, prepared, peak, warnings, changes, step, former, tokens, owner)
+    places = {name: str(each.path) for name, each in validation.items()}
+    return ReadyRun(staged, stage, prepared, peak, warnings, changes, step, former, tokens, owner, places)
 
 
 def _prepared(folder: RunFolder, course: Course, begun: int, report: Report) -> tuple[PreparedData, ...]:
@@ -269,9 +283,7 @@ def _prepared(folder: RunFolder, course: Course, begun: int, report: Report) -> 
         elif known is not None:
             found.append(known)
         elif found:
-            first = found[0]
-            tokens = {"tokenizer": str(first.tokenizer_path), "eos": first.eos}
-            found.append(prepare(data.model_copy(update=tokens), report))
+            found.append(prepare_in_tokens_of(found[0], data, report))
         else:
             found.append(prepare(data, report))
     return tuple(found)

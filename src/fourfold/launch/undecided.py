@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from fourfold.config import ModelConfig, RunConfig, UserError, num_steps
 from fourfold.data.tokenizer_file import named_vocab_size
+from fourfold.data.weights import MOST_EPOCHS
 from fourfold.model.counts import num_parameters
 
 LARGE = 100_000_000
 """Parameters above which nothing of this is left to a default."""
 LEAST_SHARE = 0.9
 """Share of the model's vocabulary that a tokenizer has at least: what is left is padding."""
-MOST_EPOCHS = 4
-"""Times that a corpus is read at most: up to then repeated text is nearly as good as new (Muennighoff et al. 2023)."""
 _BY_SIZE = ((0.2e9, 6e-4), (0.6e9, 3e-4), (1e9, 2.5e-4), (2e9, 2e-4), (4e9, 1.6e-4), (9e9, 1.2e-4), (50e9, 1e-4))
 """Learning rates of models of up to so many parameters (Brown et al. 2020, table 2.1), of which the message names one."""
 _LARGEST = 6e-5

@@ -80,7 +80,7 @@ def small_run(resolved: ResolvedRun, folder: Path) -> SmallRun:
     if config.precision.gemm_dtype is not None:
         left_out.append(f"precision.gemm_dtype = {config.precision.gemm_dtype}")
     left_out += [f"run.{key}" for key in (*_BACKENDS, "cuda_graphs") if getattr(config.run, key) not in ("auto", False)]
-    left_out += [f"data.{key}" for key in ("corpus", "tokenizer")]
+    left_out += [f"data.{key}" for key in ("corpus", "tokenizer")] + ["run.validation"] * bool(config.run.validation)
     for key in ("directory", "start_from"):
         if getattr(config.checkpoint, key) is not None:
             left_out.append(f"checkpoint.{key}")
@@ -194,7 +194,7 @@ def _ways(ways: str | Sequence[str], layers: int) -> str | list[str]:
 def _run(config: RunConfig) -> Table:
     section = config.run
     return {
-        **_stated(section, without=(*_BACKENDS, "log", "cuda_graphs", "track_memory", "preflight")),
+        **_stated(section, without=(*_BACKENDS, "log", "cuda_graphs", "track_memory", "preflight", "validation")),
         "device": "cuda",
         "threads_per_rank": 1,
         "evaluate_every": SAVED_EVERY,

@@ -1,12 +1,13 @@
 """A prepared corpus in words: its counts, how long its tokens are, and what it reads like."""
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
-from fourfold.config import RunFailure
-from fourfold.config.errors import shortened
-from fourfold.config.whole_file import bounded
+from fourfold.config import RunConfig, UserError
+from fourfold.config.stages import course_of
+from fourfold.data.batches import GlobalBatches, Reading
 from fourfold.data.prepared import PreparedData
+from fourfold.data.stage_place import place_of
 from fourfold.data.tokenizer_file import read_tokenizer_file
 from fourfold.report.units import format_nats
 
@@ -25,9 +26,13 @@ def bytes_per_token(prepared: PreparedData) -> float | None:
     return mean or None
 
 
-def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
-    """The output of `fourfold data --json`. Entropies in nats per token."""
-    files = _files(prepared)
+def corpus_summary(
+    prepared: PreparedData, config: RunConfig | None = None, sets: Mapping[str, PreparedData] | None = None
+) -> dict[str, Any]:
+    """The output of `fourfold data --json`. Entropies in nats per token. `config`: of the run that reads it; `sets`: the data of
+    its `run.validation`, by name."""
+    steps, readings = _readings(prepared, config)
+    files = [len(part.get("files", [None])) for part in prepared.manifest_parts()]
     return {
         "prepared": str(prepared.path),
         "corpus_id": prepared.corpus_id,
@@ -46,6 +51,9 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "name": part.name,
                 "kind": part.kind,
                 "weight": part.weight,
+                "share": readings[index].share if readings else None,
+                "epochs": readings[index].epochs if readings else None,
+                "step_beyond_4_epochs": readings[index].step_beyond if readings else None,
                 "files": files[index],
                 "train_documents": part.train_documents,
                 "validation_documents": part.validation_documents,
@@ -59,22 +67,36 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
             }
             for index, part in enumerate(prepared.parts)
         ],
-        "notes": prepared.notices(),
+        "validation_sets": [
+            {
+                "name": name,
+                "corpus": each.parts[0].name,
+                "documents": each.parts[0].validation_documents,
+                "tokens": each.validation_tokens,
+            }
+            for name, each in (sets or {}).items()
+        ],
+        "steps": steps,
+        "notes": [
+            *prepared.notices(),
+            *(line for each in (sets or {}).values() for line in each.notices()),
+            *(line for each in readings if (line := each.notice(steps or 0)) is not None),
+        ],
         "excerpt": _excerpt(prepared),
     }
 
 
-def _files(prepared: PreparedData) -> list[int]:
-    """Files of each part, by the manifest; a Megatron pair counts as one. Raises `RunFailure` where that is damaged."""
-    path = prepared.folder / "manifest.json"
+def _readings(prepared: PreparedData, config: RunConfig | None) -> tuple[int | None, list[Reading]]:
+    """(steps of the run, or of its first stage, what they read from each part); None and nothing where the run does not say how
+    long it is, or is too short for a sequence of its own."""
+    if config is None or (config.batch.steps is None and config.batch.tokens is None):
+        return None, []
+    course = course_of(config)
+    steps, stage = course.stages[0].end, course.stages[0]
     try:
-        stated = json.loads(bounded(path))["parts"]
-        return [len(part.get("files", [None])) for _, part in zip(prepared.parts, stated, strict=True)]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise RunFailure(
-            f"{path}: is not the manifest of prepared data ({shortened(str(error))[1:-1]}); delete {prepared.folder} and prepare "
-            f"the data again"
-        ) from None
+        return steps, GlobalBatches.of_run(prepared, stage.config, place_of(course, stage)).readings(steps)
+    except UserError:
+        return steps, []
 
 
 def _special_tokens(prepared: PreparedData) -> dict[str, str]:
@@ -92,7 +114,10 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     """The summary as text."""
     lines = []
     for part in summary["parts"]:
-        share = f", {100 * part['weight']:.1f} % of the samples" if len(summary["parts"]) > 1 else ""
+        of_run = part["weight"] if part["share"] is None else part["share"]
+        share = f", {100 * of_run:.1f} % of the samples" if len(summary["parts"]) > 1 else ""
+        if part["epochs"] is not None:
+            share += f", read {part['epochs']:.2f} times in {summary['steps']:,} steps"
         lines.append(
             f"corpus            {part['name']}: {part['files']:,} file{'s' if part['files'] != 1 else ''}, "
             f"{part['train_documents']:,} documents to train on, {part['validation_documents']:,} for validation{share}"
@@ -102,6 +127,10 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     named = {int(number): f"{text} (id {number})" for number, text in summary["special_tokens"].items()}
     begin = " ".join(named[number] for number in summary["bos"]) or "no token"
     entropy = format_nats(summary["unigram_entropy_nats"], length)
+    for each in summary["validation_sets"]:
+        lines.append(
+            f"validation set    {each['name']}: {each['documents']:,} documents of {each['corpus']}, {each['tokens']:,} tokens"
+        )
     return [
         *lines,
         *(f"note              {line}" for line in summary["notes"]),

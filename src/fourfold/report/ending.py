@@ -62,6 +62,8 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
     validation = state.validation
     if validation is not None:
         lines.append(f"validation loss  {format_nats(validation[0], info.bytes_per_token)}")
+    for name, loss in state.validation_losses.items():
+        lines.append(f"  of {name}: {format_nats(loss, None)}")
     if info.unigram_entropy_nats is not None:
         entropy = format_nats(info.unigram_entropy_nats, info.bytes_per_token)
         lines.append(f"unigram loss     {entropy} (knowing only how often each token occurs)")

@@ -80,6 +80,11 @@ class RunState:
         return (column.values[-1], column.steps[-1] + 1) if column and column.steps else None
 
     @property
+    def validation_losses(self) -> dict[str, float]:
+        """Loss of each named validation set in nats, the newest."""
+        return next((named_losses(event) for event in reversed(self.events) if event.get("event") == "evaluate"), {})
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Over the last steps together, so that one slow step does not make the display jump."""
         rates, times = (self.record.metrics.latest(key, RECENT_STEPS) for key in ("tokens_per_second", "step_seconds"))
@@ -137,6 +142,18 @@ CHOICES = {"loss": "cross-entropy", "pointwise": "SwiGLU and rotary embedding", 
 """The work that a back end was chosen for, where the event's kind does not say it (`kernels.kinds`)."""
 
 
+def named_losses(event: Mapping[str, Any]) -> dict[str, float]:
+    """Losses of the named validation sets of an event, in nats."""
+    stated = event.get("validation_losses")
+    found = {str(name): _number(loss) for name, loss in stated.items()} if isinstance(stated, dict) else {}
+    return {name: loss for name, loss in found.items() if loss is not None}
+
+
+def _losses(event: Mapping[str, Any]) -> str:
+    listed = ", ".join(f"{name} {loss:.4f}" for name, loss in named_losses(event).items())
+    return f" ({listed})" if listed else ""
+
+
 def describe_event(event: Mapping[str, Any]) -> str:
     """Plain text, in one line unless a message has several."""
     return plain(_described(event))
@@ -160,7 +177,7 @@ def _described(event: Mapping[str, Any]) -> str:
         "memory_refused": f"a copy in memory is not used: {event.get('message', '')}",
         "memory_failed": f"no copies in memory: {event.get('message', '')}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
-        "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
+        "evaluate": f"validation loss {loss:.4f}{at}{_losses(event)}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}{'; ' if event.get('message') else ''}{event.get('message') or ''}",
         "withhold": f"no checkpoint{at}: the last {event.get('skipped')} steps were skipped",
         "skip": f"the gradients of step {step} are not finite: first {event.get('tensor') or 'that of no rank alone'}",

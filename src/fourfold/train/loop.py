@@ -12,6 +12,7 @@ import torch
 from fourfold.checkpoint import step_of
 from fourfold.config import RunFailure
 from fourfold.config.json_lines import finite
+from fourfold.data.skipped import note_rollback, read_skipped
 from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program
 from fourfold.runtime.corruption import Corruption
@@ -28,7 +29,7 @@ from fourfold.train.garbage import StepGarbage, collected_together
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.metrics import RunLog
 from fourfold.train.peak import Peak
-from fourfold.train.spikes import Spike, note_rollback, rollbacks_made, target_of
+from fourfold.train.spikes import Spike, target_of
 from fourfold.train.start import RankStart
 from fourfold.train.state import BEST, forget_after, saved_steps
 from fourfold.train.step_failure import explained, save_barrier
@@ -120,10 +121,12 @@ class Training(RankStart):
             if last or (every is not None and self.step % every == 0):
                 begun = time.perf_counter()
                 self.validation_loss = values["validation_loss"] = self._evaluate()
+                named = {"validation_losses": self.validation_losses} if self.validation_losses else {}
+                values |= named
                 took = time.perf_counter() - begun
                 if saves and (self.best is None or self.validation_loss <= self.best[1]):
                     self.best = self.step, self.validation_loss
-                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, seconds=took)
+                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, **named, seconds=took)
             if rank == 0 and log is not None:
                 log.step(finite(values))
             if diverged:
@@ -148,7 +151,7 @@ class Training(RankStart):
         text = ""
         if self.context.rank == 0:
             saved = [step for path in saved_steps(self.config, self.out) if (step := step_of(path)) is not None]
-            target = target_of(saved, self.step, self.config.spikes, rollbacks_made(self.out))
+            target = target_of(saved, self.step, self.config.spikes, len(read_skipped(self.out)))
             text = str(target or "")
         told = self.context.tell(text, 0)
         if not told:
@@ -214,7 +217,9 @@ class Training(RankStart):
 
     def _evaluate(self) -> float:
         try:
-            return self.evaluation.run(self.executor, self.board, self.step)
+            loss = self.evaluation.run(self.executor, self.board, self.step)
+            self.validation_losses = self.evaluation.run_named(self.executor, self.board, self.step)
+            return loss
         except StepFailure as error:
             raise self._explain(error, self.evaluation.program) from error
 

@@ -52,6 +52,8 @@ class RunLog:
         numbers = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and k != "step"}
         for axes, size in values["comm_bytes"].items():
             numbers[f"comm_bytes/{axes}"] = float(size)
+        for name, loss in values.get("validation_losses", {}).items():
+            numbers[f"validation_loss/{name}"] = float("nan") if loss is None else float(loss)
         for sink in self._sinks:
             sink.log(values["step"], numbers)
 

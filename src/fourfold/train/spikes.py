@@ -4,30 +4,19 @@ Every rank sees the same losses and norms, and so finds the same spikes. The val
 state, so that a run which is resumed finds those of an undisturbed one.
 """
 
-import json
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from fourfold.config import RunConfig, RunFailure
-from fourfold.config.errors import unwritable
-from fourfold.config.schema import SkippedData, SpikesSection
-from fourfold.config.whole_file import bounded, write_whole
+from fourfold.config.schema import SpikesSection
 from fourfold.runtime.step import StepResult
 
-FILE = "skipped_data.json"
-"""In a run's folder: the data that it left out when it rolled back."""
 _NORMAL = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation."""
 _LEAST_SPREAD = 1e-4
 """A share of the median: less is rounding."""
-_SKIPS: TypeAdapter[list[SkippedData]] = TypeAdapter(list[SkippedData])
 
 
 @dataclass(frozen=True)
@@ -94,42 +83,9 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
     return middle, max(_NORMAL * deviation, _LEAST_SPREAD * abs(middle), 1e-30)
 
 
-def skipped_data(config: RunConfig, out: Path) -> list[SkippedData]:
-    """The data that a run leaves out: those of its file, and of its rollbacks. Raises `RunFailure`."""
-    return [*config.data.skip_sequences, *_read(out)]
-
-
-def _read(out: Path) -> list[SkippedData]:
-    path = out / FILE
-    if not path.exists():
-        return []
-    try:
-        return _SKIPS.validate_json(bounded(path))
-    except (OSError, ValidationError) as error:
-        raise RunFailure(
-            f"{path}: cannot be read ({str(error).splitlines()[0]:.80}); it lists the data that the run left out, as "
-            f"a list of steps and sequences: put it back as it was"
-        ) from None
-
-
 def target_of(saved: Sequence[int], step: int, section: SpikesSection, made: int) -> int | None:
     """The checkpoint to go back to from a spike in the step before `step`; None where there is none, or the run went back too
     often. `saved`: steps of checkpoints; `made`: how often it went back before."""
     if made >= section.max_rollbacks:
         return None
     return max((each for each in saved if 0 < each <= step - section.rollback_steps), default=None)
-
-
-def note_rollback(out: Path, target: int, sequences: int) -> None:
-    """Adds the data since a checkpoint to those that the run leaves out. Raises `RunFailure`."""
-    entries: list[dict[str, Any]] = [entry.model_dump() for entry in _read(out)]
-    entries.append({"step": target, "sequences": sequences})
-    try:
-        write_whole(out / FILE, json.dumps(entries) + "\n")
-    except OSError as error:
-        raise RunFailure(unwritable(out / FILE, error)) from None
-
-
-def rollbacks_made(out: Path) -> int:
-    """How often the run has gone back."""
-    return len(_read(out))

@@ -6,7 +6,9 @@ from typing import Any
 from fourfold.config import FinalFailure
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
+from fourfold.data.skipped import skipped_data
 from fourfold.data.stage_place import place_of
+from fourfold.data.validation import named_sets
 from fourfold.huggingface import resolve_model
 from fourfold.kernels.kinds import choose_for_run
 from fourfold.layout import resolve_layout
@@ -32,7 +34,7 @@ from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
-from fourfold.train.spikes import SpikeDetector, skipped_data
+from fourfold.train.spikes import SpikeDetector
 from fourfold.train.state_sums import StateSums
 from fourfold.train.step_programs import StepPrograms
 
@@ -66,8 +68,9 @@ class RankStart:
         self.batches = GlobalBatches.of_run(
             prepared, self.config, place_of(self.course, self.stage, skipped_data(self.config, out))
         )
-        sequences = self.config.run.evaluate_sequences
-        self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
+        sets = {name: open_prepared(path) for name, path in table.get("validation", {}).items()}
+        named, sequences = named_sets(self.config, prepared, sets), self.config.run.evaluate_sequences
+        self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed, named)
         self.ahead = BatchesAhead(self.batches, self._own_rows, self._feed, self.steps, context.device)
         first = layout.group_of(context.rank, _ALIKE)[0]
         context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
@@ -101,6 +104,7 @@ class RankStart:
         self.spikes = SpikeDetector(self.config.spikes)
         self.best: tuple[int, float] | None = None
         self.validation_loss: float | None = None
+        self.validation_losses: dict[str, float] = {}
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
             self.spikes = SpikeDetector(self.config.spikes, info.get("recent", ()))
