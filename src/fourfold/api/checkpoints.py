@@ -140,7 +140,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
     if folder is None:
         raise UserError(f"{found.path}: lies in no run's folder, which knows the data; name the run's folder")
     end = min(found.step + steps, num_steps(config))
-    recorded = step_rows(folder.metrics)
+    recorded = step_rows(folder.metrics, found.step, end)
     wanted = [step for step in range(found.step, end) if step in recorded]
     if steps < 1 or not wanted:
         raise UserError(

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fourfold.config import UserError, load_run, run_preset_names
+from fourfold.config.json_lines import read_jsonl
 from fourfold.config.run_file import RUN_PRESET
-from fourfold.config.run_rows import read_rows
 from fourfold.cost.fitted import write_software
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
@@ -34,7 +34,7 @@ def cases_of(path: Path, cluster: str | None, trust: bool = False) -> list[Case]
         raise UserError(f"{path}: holds no {RUN_FILE}; name a file of cases, or a folder that fourfold train wrote")
     config = folder.require_config(trust)
     check_shown(config)
-    return [run_case(str(path), config, read_rows(folder.metrics), cluster)]
+    return [run_case(str(path), config, read_jsonl(folder.metrics), cluster)]
 
 
 def validated(paths: Sequence[Path], cluster: str | None, trust: bool) -> Validation:
