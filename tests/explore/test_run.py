@@ -194,7 +194,7 @@ def test_dragging_over_a_curve_chooses_steps(opened: Watched) -> None:
 def check_exports(tab: Any, metrics: Path) -> None:
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="All steps as CSV").click()
+        tab.get_by_role("button", name="Steps as CSV").click()
     table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
     assert len(table) == len(rows)
     for found, row in zip(table, rows, strict=True):

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.api.run_feed import run_documents
+from fourfold.api.run_feed import RunFeed, run_documents
 from fourfold.config import RunFailure
-from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.format_campaign import goodput_lines
 from fourfold.report.format_comparison import comparison_lines
@@ -15,7 +14,7 @@ from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
 from fourfold.report.run_files import check_files
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.results.comparison import Comparison, compare
-from fourfold.results.goodput import MeasuredGoodput, goodput
+from fourfold.results.goodput import MeasuredGoodput
 from fourfold.results.record import document
 from fourfold.results.step_timeline import comparison_document
 
@@ -66,10 +65,12 @@ def run_report(
     check_files(path)
     folder = RunFolder(path)
     found = compare(folder, cluster, software, trust)
+    feed = RunFeed(path, trust)
+    feed.refresh()
     page = out if out is not None else path / REPORT
     if is_built():
-        write_page(page, folder.path.resolve().name, run_documents(folder, found, trust))
+        write_page(page, folder.path.resolve().name, run_documents(feed, found))
     written = trace if trace is not None else path / TRACE
     events = write_run_trace(found, written)
-    time_of = goodput(list(read_rows(folder.events)), read_rows(folder.metrics), time.time())
+    time_of = feed.launches.goodput(feed.metrics.step_times(), time.time())
     return RunReport(found, time_of, page if is_built() else None, written, events)

@@ -5,22 +5,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from fourfold.api.inputs import RunInput, TrainOptions, answers, config_of
-from fourfold.api.run_feed import run_documents
+from fourfold.api.run_feed import RunFeed, run_documents
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
-from fourfold.config.run_rows import step_rows
+from fourfold.config.run_rows import read_rows, step_rows
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.machine import require_packages
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
-from fourfold.launch.run_folder import RunFolder, usual_folder
+from fourfold.launch.run_folder import EVENTS, METRICS, RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout.resolve import check_ranks
 from fourfold.plain_text import plain
@@ -51,15 +51,23 @@ class TrainingEnd:
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
-    """A run that finished. `metrics`: one row a step, as in `metrics.jsonl`. `events`: as in `events.jsonl`. `report`: the page
-    that compares the run with its prediction, or why there is none."""
+    """A run that finished. `report`: the page that compares the run with its prediction, or why there is none. Metrics and events
+    are read from its folder when they are first asked for: those of a long run take much memory."""
 
     folder: Path
     config: RunConfig
-    metrics: tuple[dict[str, Any], ...]
-    events: tuple[dict[str, Any], ...]
     validation_loss: float | None
     report: str
+
+    @cached_property
+    def metrics(self) -> tuple[dict[str, Any], ...]:
+        """One row a step, as in `metrics.jsonl`."""
+        return tuple(step_rows(self.folder / METRICS).values())
+
+    @cached_property
+    def events(self) -> tuple[dict[str, Any], ...]:
+        """The events of all launches, as in `events.jsonl`."""
+        return tuple(read_rows(self.folder / EVENTS))
 
     @property
     def steps(self) -> int:
@@ -122,8 +130,6 @@ def train(asked: TrainOptions) -> TrainResult:
     return TrainResult(
         folder.path,
         folder.require_config(trust=True),
-        tuple(step_rows(folder.metrics).values()),
-        tuple(end.state.events),
         loss[0] if loss is not None else None,
         write_report(folder),
     )
@@ -281,7 +287,9 @@ def write_report(folder: RunFolder) -> str:
     try:
         found = compare(folder, trust=True)
         write_run_trace(found, folder.path / TRACE)
-        write_page(page, folder.path.resolve().name, run_documents(folder, found, trust=True))
+        feed = RunFeed(folder.path, trust=True)
+        feed.refresh()
+        write_page(page, folder.path.resolve().name, run_documents(feed, found))
     except UserError as error:
         return f"none: {error}"
     except Exception as error:  # a run has finished whether or not its page can be written

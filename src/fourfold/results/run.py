@@ -8,10 +8,12 @@ from fourfold.results.record import ABSENT, record
 
 @record
 class CurveDocument:
-    """A number by step, thinned so that the least and the most of every span stay."""
+    """A number by step, thinned so that the least and the most of every span stay. `num_values`: those that the run has of these
+    steps."""
 
     steps: list[int]
     values: list[float]
+    num_values: int
 
 
 @record
@@ -92,10 +94,12 @@ class RunDocument:
 
 @record
 class MetricsDocument:
-    """All steps of a run: a list for every column, null where a step has no such number."""
+    """Steps of a run: a list for every column, null where a step has no such number. A long run's are those where a column has the
+    least or the most of a span; `num_steps`: how many it has."""
 
     steps: list[int]
     columns: dict[str, list[float | None]]
+    num_steps: int
 
 
 @record
