@@ -42,8 +42,10 @@ class SavedCheckpoint:
         raise UserError(f"{self.path}: does not say which run saved it; name the run's folder")
 
     def to_json(self) -> dict[str, Any]:
-        """Step, place, size, layout, chain and versions."""
-        told = {key: self.info.get(key) for key in ("tokens", "chain", "program", "versions")}
+        """Step, place, size, layout, chain, and where it comes from: versions, code, data, lineage."""
+        told = {
+            key: self.info.get(key) for key in ("tokens", "chain", "program", "versions", "code", "data", "lineage")
+        }
         return {
             "step": self.step,
             "path": str(self.path),

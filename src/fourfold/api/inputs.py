@@ -57,6 +57,8 @@ class LaunchOptions:
     """The run's folder. Default: runs/NAME for a run file NAME.toml."""
     change: bool = False
     """Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4."""
+    allow_other_code: bool = False
+    """Go on although the run's newest checkpoint was saved by other code of fourfold than this, or that changes meanwhile."""
 
 
 @dataclass(frozen=True)

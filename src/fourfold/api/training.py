@@ -106,8 +106,8 @@ def train(asked: TrainOptions) -> TrainResult:
     already is resumed, under another layout too.
 
     `ranks`: processes to start, by default as many as the layout asks for, or one a CUDA device. `out`: the run's folder, by
-    default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule. `quiet`:
-    print nothing.
+    default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule.
+    `allow_other_code`: it may go on under other code of fourfold than saved it. `quiet`: print nothing.
 
     Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
     is saved first. Call it from the main thread, in one process: it starts the ranks itself.
@@ -120,7 +120,9 @@ def train(asked: TrainOptions) -> TrainResult:
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(asked.run, asked.out))
-    end = train_locally(config, asked.ranks, folder, asked.quiet, change=asked.change)
+    end = train_locally(
+        config, asked.ranks, folder, asked.quiet, change=asked.change, allow_other_code=asked.allow_other_code
+    )
     if end.outcome is not None and end.outcome.exit_code:
         raise KeyboardInterrupt(
             how_it_stopped(end.outcome, end.state, folder, config, Command(folder.run_file, out=folder.path))
@@ -154,6 +156,7 @@ def train_locally(
     spares: int = 0,
     member: Member | None = None,
     server: Started | None = None,
+    allow_other_code: bool = False,
 ) -> TrainingEnd:
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: a program that stands in for a rank. Ranks have
     `grace_seconds` to end once another ended the run. `spares`: devices or processes of this machine that stay free for ranks that
@@ -168,7 +171,9 @@ def train_locally(
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
         with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
-            ready = prepare_run(config, all_ranks(config, ranks, member), folder, report, member, spares, change)
+            ready = prepare_run(
+                config, all_ranks(config, ranks, member), folder, report, member, spares, change, allow_other_code
+            )
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
         complete = ready.resolved.config

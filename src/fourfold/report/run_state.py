@@ -183,6 +183,8 @@ def _described(event: Mapping[str, Any]) -> str:
         "corruption": f"found{at}: {event.get('message', '')}",
         "save_failed": f"no checkpoint{at}: {event.get('message', '')}",
         "stop": f"stopped{at}",
+        "code": f"goes on{at} under other code: {event.get('message', '')}",
+        "branch": f"branched{at} from {event.get('message', '')}",
         "change": f"goes on{at} with {event.get('message', '')}",
         "wait": f"waiting for {event.get('message', '')}",
         "lose": f"{event.get('message', '')}; it takes no rank any more",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
+from fourfold.config.own_code import own_code
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member
 from fourfold.launch.kept_files import KeptFiles
@@ -77,6 +78,7 @@ def supervise(
     The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other
     ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
     """
+    own_code()  # of the files as they are now: ranks that are started later compare with it
     stop = StopRequests()
     member = machines.member if machines is not None else None
     with stop.installed(), ExitStack() as cleanup:

@@ -202,7 +202,7 @@ class Training(RankStart):
         made_by = self._certificate = self._certificate or certificate(
             self.config, self.program, "", self.choices.recorded
         )
-        return {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
+        return {**counters, "updates": self.executor.updates, **made_by, **self.provenance, "chain": self.chain}
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:
         """Records the saves that ended; the error of the newest, where it failed."""
