@@ -133,7 +133,7 @@ def test_everything_that_a_run_left_is_shown_and_none_of_it_is_executed(opened: 
     titles = tab.locator("figure h2").all_inner_texts()
     assert titles == [
         "Loss", "Gradient norm", "Learning rate", "Throughput, tokens/s", "MFU", "Step", "Peak memory", "Expert load, max/mean",
-        "Goodput by cause", "Where every rank stands", "Events", "One step over time", "Kinds of instructions",
+        "Goodput by cause", "Where every rank stands", "Events", "History", "One step over time", "Kinds of instructions",
         "Sent in a step by all ranks", "Memory over the step", "Step of every rank",
     ]  # fmt: skip
     assert "failed at step 30: <script>alert(2)</script>" in tab.locator("figure:has-text('Events')").first.inner_text()

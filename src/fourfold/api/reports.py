@@ -10,6 +10,7 @@ from fourfold.config import RunFailure
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.format_campaign import goodput_lines
 from fourfold.report.format_comparison import comparison_lines
+from fourfold.report.history import History, history_lines
 from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
 from fourfold.report.run_files import check_files
 from fourfold.report.run_trace import TRACE, write_run_trace
@@ -25,6 +26,7 @@ class RunReport:
 
     comparison: Comparison
     goodput: MeasuredGoodput
+    history: History
     page: Path | None
     trace: Path
     num_events: int
@@ -36,6 +38,7 @@ class RunReport:
             *comparison_lines(found),
             "",
             *goodput_lines(self.goodput, found.measured_seconds),
+            *(["", *lines] if (lines := history_lines(self.history)) else []),
             f"\npage {self.page if self.page is not None else f'none: {NOT_BUILT}'}",
             f"trace of {self.num_events} events for ui.perfetto.dev {self.trace}",
         ]
@@ -45,6 +48,7 @@ class RunReport:
         return {
             **comparison_document(self.comparison),
             "goodput": document(self.goodput.record()),
+            "history": document(self.history.entries),
             "page": str(self.page) if self.page is not None else None,
             "trace": str(self.trace),
         }
@@ -73,4 +77,4 @@ def run_report(
     written = trace if trace is not None else path / TRACE
     events = write_run_trace(found, written)
     time_of = feed.launches.goodput(feed.metrics.step_times(), time.time())
-    return RunReport(found, time_of, page if is_built() else None, written, events)
+    return RunReport(found, time_of, feed.history, page if is_built() else None, written, events)

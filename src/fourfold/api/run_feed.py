@@ -14,6 +14,7 @@ from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
 from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.history import History
 from fourfold.report.run_files import RunRecord, check_files
 from fourfold.report.run_state import describe_event
 from fourfold.report.step_metrics import rounded
@@ -47,10 +48,12 @@ class RunFeed(RunRecord):
 
     def _restart_events(self) -> None:
         super()._restart_events()
-        self._stands = ""
+        self._stands, self.history = "", History()
 
     def take(self, event: dict[str, Any]) -> None:
+        """Adds an event, the newest, to the time line too."""
         super().take(event)
+        self.history.add(event)
         if event["event"] in (*_ENDS, "launch", "restart", "start", "resume"):
             self._stands = event["event"]
 
@@ -106,6 +109,8 @@ class RunFeed(RunRecord):
                 for event in self.events
             ],
             num_events=self.num_events,
+            history=self.history.entries,
+            num_history=self.history.num_events,
             goodput=spent.record(),
             ranks=ranks[:_SHOWN_RANKS],
             num_ranks=len(ranks),

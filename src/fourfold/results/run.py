@@ -69,7 +69,8 @@ class RankPlace:
 
 @record
 class RunDocument:
-    """A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured."""
+    """A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured.
+    `history`: what the run went through, of `num_history` events the first and the newest."""
 
     name: str
     folder: str
@@ -86,6 +87,8 @@ class RunDocument:
     curves: dict[str, CurveDocument]
     events: list[EventDocument]
     num_events: int
+    history: list[EventDocument]
+    num_history: int
     goodput: GoodputDocument
     ranks: list[RankPlace]
     num_ranks: int

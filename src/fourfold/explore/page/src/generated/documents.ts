@@ -797,7 +797,7 @@ export interface RooflineDocument {
   attention: AttentionSize | null;
 }
 
-/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. */
+/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. `history`: what the run went through, of `num_history` events the first and the newest. */
 export interface RunDocument {
   name: string;
   folder: string;
@@ -814,6 +814,8 @@ export interface RunDocument {
   curves: Record<string, CurveDocument>;
   events: EventDocument[];
   num_events: number;
+  history: EventDocument[];
+  num_history: number;
   goodput: GoodputDocument;
   ranks: RankPlace[];
   num_ranks: number;
