@@ -26,6 +26,10 @@ READERS = {
         "from pathlib import Path; from fourfold.api.run_feed import RunFeed; import json\n"
         "feed = RunFeed(Path(FOLDER)); feed.refresh(); print(len(json.dumps(feed.document())))"
     ),
+    "explore, its first answer": (
+        "from pathlib import Path; from fourfold.api.run_feed import RunFeed; import json\n"
+        "feed = RunFeed(Path(FOLDER)); feed.refresh(16); print(len(json.dumps(feed.document())))"
+    ),
     "explore, looked at again": (
         "from pathlib import Path; from fourfold.api.run_feed import RunFeed; import json, time\n"
         "feed = RunFeed(Path(FOLDER)); feed.refresh(); begun = time.perf_counter(); feed.refresh()\n"

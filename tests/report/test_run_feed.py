@@ -74,6 +74,23 @@ def test_a_reader_of_blocks_leaves_out_lines_without_end(tmp_path: Path) -> None
     assert follower.read(1000) == []
 
 
+def test_a_feed_that_is_behind_tells_how_the_run_stands_and_that_it_is(tmp_path: Path, monkeypatch) -> None:
+    """Read in parts it ends as one that reads all at once."""
+    monkeypatch.setattr("fourfold.config.json_lines._BLOCK_BYTES", 2**12)
+    folder = as_predicted(tmp_path / "run")
+    rows(folder.metrics, 0, 500)
+    at_once, feed, looks = document(RunFeed(folder.path)), RunFeed(folder.path), 0
+    feed.refresh(2)
+    while (found := feed.document())["notes"] != at_once["notes"]:
+        assert (found["step"], found["latest"]) == (500, at_once["latest"])
+        assert "still being read" in found["notes"][-1]
+        assert found["curves"]["loss"]["steps"][-1] < 499
+        feed.refresh(2)
+        looks += 1
+    assert looks > 2
+    assert {**found, "now": 0} == {**at_once, "now": 0}
+
+
 HOSTILE = [
     b"\xff\xfe\x00\n",
     b"[" * 200_000 + b"\n",

@@ -8,7 +8,7 @@ from typing import Any
 
 from fourfold.config import RunConfig, UserError, num_steps
 from fourfold.config.run_file import named_code
-from fourfold.config.run_rows import clean_row, finite_number
+from fourfold.config.run_rows import clean_row, finite_number, newest_rows, quantity
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
@@ -88,6 +88,7 @@ class RunFeed(RunRecord):
         )
         alive = any(rank.state not in ("", "Z") for rank in ranks)
         steps = num_steps(config)
+        newest, latest, behind = self._newest()
         end = metrics.last_step if last is None else last
         spent = self.launches.goodput(metrics.step_times(), now if alive else 0.0)
         found = RunDocument(
@@ -96,13 +97,13 @@ class RunFeed(RunRecord):
             model=model_line(resolved) if resolved is not None else None,
             layout=layout_line(resolved) if resolved is not None else None,
             num_steps=steps,
-            step=metrics.last_step + 1,
+            step=newest.get("step", -1) + 1,
             alive=alive,
             state=self._state(alive),
             seconds_left=(metrics.seconds_left(steps) or None) if alive else None,
             now=now,
             measured_time=_newest(self._folder.path / FOLDER),
-            latest={key: rounded(column.last[1]) for key, column in metrics.columns.items() if column.last},
+            latest=latest,
             curves={key: shown(CurveDocument, curve) for key, curve in self.curves(first, end).items()},
             events=[
                 EventDocument(time=event.get("time"), event=event["event"], step=event.get("step"), text=event["text"])
@@ -114,9 +115,24 @@ class RunFeed(RunRecord):
             goodput=spent.record(),
             ranks=ranks[:_SHOWN_RANKS],
             num_ranks=len(ranks),
-            notes=[self._problem] if self._problem else [],
+            notes=[*([self._problem] if self._problem else []), *behind],
         )
         return dict(document(found))
+
+    def _newest(self) -> tuple[Mapping[str, Any], dict[str, float], list[str]]:
+        """The newest row, the newest value of every number, and where the rows before are still being read a line on that."""
+        metrics = self.metrics
+        latest = {key: rounded(column.last[1]) for key, column in metrics.columns.items() if column.last}
+        if not self.behind:
+            return {"step": metrics.last_step}, latest, []
+        row = next((row for row in newest_rows(self._folder.metrics) if row.get("step") is not None), {})
+        found = {key: quantity(key, value) for key, value in row.items() if key in latest}
+        latest |= {key: rounded(value) for key, value in found.items() if value is not None}
+        return (
+            row,
+            latest,
+            [f"the metrics are still being read: curves and goodput have steps to {metrics.last_step:,} so far"],
+        )
 
     def _state(self, alive: bool) -> str:
         if self._stands in _ENDS:

@@ -14,6 +14,7 @@ from fourfold.launch.run_folder import DATA_FILE, EVENTS, METRICS, RUN_FILE, Run
 from fourfold.report.step_metrics import MOST_POINTS, Rows, StepCurve, StepMetrics
 from fourfold.results.goodput import Launches
 from fourfold.runtime.progress import FILES
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.train.measured import FOLDER
 
 _SMALL, _LARGE = 64 * 2**20, 4 * 2**30
@@ -71,6 +72,7 @@ class RunRecord:
         self._restart_metrics()
         self._restart_events()
 
+    @without_collection()
     def refresh(self, most_blocks: int = 0) -> bool:
         """Reads what is new; whether there was anything. `most_blocks`: of some MB of metrics, so that whoever watches ranks is not
         held up by what earlier launches left; 0: all. It is `behind` while there are more."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,7 @@ _MOST_VALUES, _TABLE_STEPS = 250_000, 4096
 """Values of a table with every step, and steps of one that is thinned."""
 _MOST_READ_AGAIN = 100
 """Times that steps are read once more since a file goes back in itself, which no run's does."""
+_NUMBERS = {int, float}
 _PLAIN = {int, float, type(None)}
 Rows = Sequence[Mapping[str, Any]]
 
@@ -141,8 +143,11 @@ class StepMetrics:
 
     def add(self, rows: Rows) -> None:
         """Takes rows in their order; what is no number that a run states is left out."""
-        rows = [row for row in rows if type(step := row.get("step")) is int and self._begin <= step < MOST_STEP]
-        steps = np.array([row["step"] for row in rows], np.int64)
+        numbers = _column(rows, "step")
+        if not rows or set(map(type, numbers)) != {int} or min(numbers) < self._begin or max(numbers) >= MOST_STEP:
+            rows = [row for row in rows if type(step := row.get("step")) is int and self._begin <= step < MOST_STEP]
+            numbers = [row["step"] for row in rows]
+        steps = np.array(numbers, np.int64)
         falls = np.flatnonzero(np.diff(steps) <= 0) + 1
         for low, high in zip([0, *falls.tolist()], [*falls.tolist(), len(rows)], strict=True):
             if low < high:
@@ -156,12 +161,15 @@ class StepMetrics:
             for column in self.columns.values():
                 column.halve()
         bins = (steps - self._begin) // self.width
-        for key in dict.fromkeys(chain.from_iterable(rows)):
+        keys: Iterable[str] = rows[0].keys()
+        if any(row.keys() != keys for row in rows):
+            keys = dict.fromkeys(chain.from_iterable(rows))
+        for key in keys:
             if key == "step" or (
                 key not in self.columns and (len(self.columns) >= _MOST_COLUMNS or len(key) > _MOST_NAME)
             ):
                 continue
-            values, known = _numbers(key, [row.get(key) for row in rows])
+            values, known = _numbers(key, _column(rows, key))
             if known.all():
                 self.columns.setdefault(key, Column()).add(bins, steps, values)
             elif known.any():
@@ -256,9 +264,20 @@ def thinned(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarra
     return steps[kept], values[kept]
 
 
+def _column(rows: Rows, key: str) -> list[Any]:
+    """The values under a key, None where a row has none."""
+    try:
+        return list(map(itemgetter(key), rows))  # most rows have the same keys: twice as fast
+    except KeyError:
+        return [row.get(key) for row in rows]
+
+
 def _numbers(key: str, values: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """The numbers, and which of them a run may state under the key, as `quantity` has it."""
-    if set(map(type, values)) <= _PLAIN:
+    kinds = set(map(type, values))
+    if kinds.isdisjoint(_NUMBERS):
+        return np.zeros(len(values)), np.zeros(len(values), bool)
+    if kinds <= _PLAIN:
         try:
             found = np.array(values, np.float64)
         except OverflowError:
