@@ -9,6 +9,7 @@ import pytest
 
 from fourfold.config import json_lines
 from fourfold.config.json_lines import Follower, json_object, lines_from_end, newest_first, read_jsonl
+from fourfold.config.run_rows import step_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.train.metrics import truncate_after
 from fourfold.train.peak import known_peak_flops
@@ -110,11 +111,12 @@ def long_run(tmp_path: Path) -> RunFolder:
     [
         (lambda folder: folder.steps_done(), 20_000),
         (lambda folder: folder.finished_step(), 20_000),
+        (lambda folder: list(step_rows(folder.metrics, 19_990, 19_995)), list(range(19_990, 19_995))),
         (lambda folder: known_peak_flops(folder.path), 2.5),
         (lambda folder: truncate_after(folder.metrics, 19_000) or folder.steps_done(), 19_000),
         (lambda folder: [row["step"] for row in islice(newest_first(folder.metrics), 2)], [19_999, 19_998]),
     ],
-    ids=["steps done", "finished step", "peak", "truncation", "newest"],
+    ids=["steps done", "finished step", "steps", "peak", "truncation", "newest"],
 )
 def test_what_a_resumed_run_asks_is_read_from_the_end(long_run: RunFolder, monkeypatch, ask, answer) -> None:
     read = []

@@ -159,6 +159,9 @@ def check_equal(found: StepMetrics, rows: list[dict]) -> None:
 def test_steps_that_are_trained_again_replace_what_followed(tmp_path: Path, monkeypatch, back: int, how: str) -> None:
     """A record that has followed a run through a restart equals one that reads what is left from its start."""
     monkeypatch.setattr("fourfold.report.run_files._PLACE_BYTES", 2**16)
+    monkeypatch.setattr("fourfold.config.json_lines._BLOCK_BYTES", 2**16)
+    if how != "written behind":  # that a run's own files need no second reading, however often it is started again
+        monkeypatch.setattr("fourfold.report.step_metrics._MOST_READ_AGAIN", 0)
     path, steps = tmp_path / "metrics.jsonl", 2 * BINS + 777
     write(path, 0, steps)
     followed = record_of(tmp_path)
@@ -181,6 +184,7 @@ def test_steps_that_are_trained_again_replace_what_followed(tmp_path: Path, monk
 
 def test_a_part_of_a_long_run_is_drawn_from_its_rows(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("fourfold.report.run_files._PLACE_BYTES", 2**16)
+    monkeypatch.setattr("fourfold.config.json_lines._BLOCK_BYTES", 2**16)
     write(tmp_path / "metrics.jsonl", 0, 3 * BINS)
     record = record_of(tmp_path)
     assert record.metrics.width == 4
