@@ -1,6 +1,8 @@
 """Results in a notebook: HTML that is well formed, complete in itself, and takes no text for markup."""
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 import fourfold as ff
 from fourfold.api.training import TrainResult
+from fourfold.config import RunConfig
 from fourfold.program import Fault
 
 EVIL = "<script>alert('x')</script>"
@@ -79,7 +82,7 @@ def test_a_program_and_its_verification(here: Path) -> None:
 
 def test_text_is_never_markup(here: Path) -> None:
     program = ff.Program.of("run.toml")
-    result = TrainResult(Path(EVIL), program.resolved.config, ({"step": 0, "loss": 2.0},), (), None, EVIL)
+    result = trained(Path("runs") / EVIL.replace("/", ""), program.resolved.config, (2.0,), None, EVIL)
     assert EVIL in read(result).text
     check = replace(ff.verify(program), faults=(Fault(0, 0, None, EVIL, "mend it"),))
     assert EVIL in read(check).text
@@ -92,5 +95,13 @@ def test_text_is_never_markup(here: Path) -> None:
 @pytest.mark.parametrize("losses", [(), (float("nan"),), (2.0, 1.0)])
 def test_a_run_that_trained(losses: tuple[float, ...], here: Path) -> None:
     config = ff.Program.of("run.toml").resolved.config
-    rows = tuple({"step": step, "loss": loss} for step, loss in enumerate(losses))
-    assert f"{len(losses)}\n" in read(TrainResult(Path("runs/x"), config, rows, (), 1.5, "none")).text
+    assert f"{len(losses)}\n" in read(trained(Path("runs/x"), config, losses, 1.5, "none")).text
+
+
+def trained(
+    folder: Path, config: RunConfig, losses: Sequence[float], validation: float | None, report: str
+) -> TrainResult:
+    folder.mkdir(parents=True)
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return TrainResult(folder, config, validation, report)

@@ -133,7 +133,7 @@ def test_everything_that_a_run_left_is_shown_and_none_of_it_is_executed(opened: 
     titles = tab.locator("figure h2").all_inner_texts()
     assert titles == [
         "Loss", "Gradient norm", "Learning rate", "Throughput, tokens/s", "MFU", "Step", "Peak memory", "Expert load, max/mean",
-        "Goodput by cause", "Where every rank stands", "Events", "One step over time", "Kinds of instructions",
+        "Goodput by cause", "Where every rank stands", "Events", "History", "One step over time", "Kinds of instructions",
         "Sent in a step by all ranks", "Memory over the step", "Step of every rank",
     ]  # fmt: skip
     assert "failed at step 30: <script>alert(2)</script>" in tab.locator("figure:has-text('Events')").first.inner_text()
@@ -194,7 +194,7 @@ def test_dragging_over_a_curve_chooses_steps(opened: Watched) -> None:
 def check_exports(tab: Any, metrics: Path) -> None:
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     with tab.expect_download() as download:
-        tab.get_by_role("button", name="All steps as CSV").click()
+        tab.get_by_role("button", name="Steps as CSV").click()
     table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
     assert len(table) == len(rows)
     for found, row in zip(table, rows, strict=True):

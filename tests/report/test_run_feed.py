@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import math
 import os
 import re
 import time
@@ -12,7 +11,8 @@ import pytest
 
 from fourfold.api.run_feed import RunFeed
 from fourfold.config import UserError
-from fourfold.report.run_files import Follower, StepMetrics, check_files
+from fourfold.config.json_lines import Follower
+from fourfold.report.run_files import check_files
 from fourfold.report.run_state import describe_event
 from tests.report.test_comparison import as_predicted
 
@@ -30,39 +30,6 @@ def document(feed: RunFeed) -> dict:
     found = feed.document()
     json.dumps(found, allow_nan=False)
     return found
-
-
-def test_a_curve_keeps_its_ends_and_every_peak() -> None:
-    metrics = StepMetrics()
-    for step in range(100_000):
-        metrics.add({"step": step, "loss": math.sin(step / 3000)})
-    column = metrics.columns["loss"]
-    column.values[54_321], column.values[77_777] = 50.0, -50.0
-    found = column.curve(0, 99_999)
-    points = dict(zip(found["steps"], found["values"], strict=True))
-    assert len(points) <= 1203
-    assert found["steps"] == sorted(points)
-    assert (points[54_321], points[77_777]) == (50.0, -50.0)
-    assert {0, 99_999} <= set(points)
-    part = column.curve(54_000, 54_500)
-    assert part["steps"] == list(range(54_000, 54_501))
-
-
-def test_a_step_that_is_trained_again_replaces_what_followed_it() -> None:
-    metrics = StepMetrics()
-    for step, loss in ((0, 3.0), (1, 2.0), (2, 1.0), (1, 2.5)):
-        metrics.add({"step": step, "loss": loss, "mfu": 0.5})
-    assert metrics.table() == {"steps": [0, 1], "columns": {"loss": [3.0, 2.5], "mfu": [0.5, 0.5]}}
-    assert metrics.last_step == 1
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "9", None, [1], {"a": 1}, 10**400])
-def test_what_is_no_finite_number_is_no_point(value: object) -> None:
-    metrics = StepMetrics()
-    metrics.add({"step": 0, "loss": value, "lr": 1.0})
-    assert metrics.table() == {"steps": [0], "columns": {"lr": [1.0]}}
-    metrics.add({"step": value, "lr": 1.0})
-    assert metrics.table()["steps"] == [0]
 
 
 def test_the_document_follows_a_run_that_grows_and_resumes(tmp_path: Path) -> None:
@@ -105,6 +72,23 @@ def test_a_reader_of_blocks_leaves_out_lines_without_end(tmp_path: Path) -> None
             break
     assert found == [{"step": 0}, {"step": 1}, {"step": 2}]
     assert follower.read(1000) == []
+
+
+def test_a_feed_that_is_behind_tells_how_the_run_stands_and_that_it_is(tmp_path: Path, monkeypatch) -> None:
+    """Read in parts it ends as one that reads all at once."""
+    monkeypatch.setattr("fourfold.config.json_lines._BLOCK_BYTES", 2**12)
+    folder = as_predicted(tmp_path / "run")
+    rows(folder.metrics, 0, 500)
+    at_once, feed, looks = document(RunFeed(folder.path)), RunFeed(folder.path), 0
+    feed.refresh(2)
+    while (found := feed.document())["notes"] != at_once["notes"]:
+        assert (found["step"], found["latest"]) == (500, at_once["latest"])
+        assert "still being read" in found["notes"][-1]
+        assert found["curves"]["loss"]["steps"][-1] < 499
+        feed.refresh(2)
+        looks += 1
+    assert looks > 2
+    assert {**found, "now": 0} == {**at_once, "now": 0}
 
 
 HOSTILE = [

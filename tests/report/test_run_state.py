@@ -9,10 +9,10 @@ from rich.console import Console
 
 from fourfold.api.run_feed import RunFeed
 from fourfold.config import RunConfig
+from fourfold.config.json_lines import Follower
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.display import PlainDisplay, render
 from fourfold.report.ending import Command, final_lines
-from fourfold.report.run_files import Follower
 from fourfold.report.run_state import RunInfo, RunState, describe_event
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
 from fourfold.results.record import document

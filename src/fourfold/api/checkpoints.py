@@ -42,8 +42,10 @@ class SavedCheckpoint:
         raise UserError(f"{self.path}: does not say which run saved it; name the run's folder")
 
     def to_json(self) -> dict[str, Any]:
-        """Step, place, size, layout, chain and versions."""
-        told = {key: self.info.get(key) for key in ("tokens", "chain", "program", "versions")}
+        """Step, place, size, layout, chain, and where it comes from: versions, code, data, lineage."""
+        told = {
+            key: self.info.get(key) for key in ("tokens", "chain", "program", "versions", "code", "data", "lineage")
+        }
         return {
             "step": self.step,
             "path": str(self.path),
@@ -142,7 +144,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
     course, _ = folder.course(found.trust)
     stage = course.stage_at(found.step)
     end = min(found.step + steps, stage.end)
-    recorded = step_rows(folder.metrics)
+    recorded = step_rows(folder.metrics, found.step, end)
     wanted = [step for step in range(found.step, end) if step in recorded]
     if steps < 1 or not wanted:
         raise UserError(

@@ -59,6 +59,8 @@ class LaunchOptions:
     """Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4."""
     decay: int | None = None
     """From the newest checkpoint on, let the learning rate fall from where it stands to 0 in so many steps, and end there."""
+    allow_other_code: bool = False
+    """Go on although the run's newest checkpoint was saved by other code of fourfold than this, or that changes meanwhile."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def train_with(
     machines: MachineOptions | None = None,
     server: Started | None = None,
     decay: int | None = None,
+    allow_other_code: bool = False,
 ) -> int:
     """Trains as the command says; its exit code. `worker`: a program that stands in for a rank, which has `grace_seconds` to
     end once another failed. `server`: what forks ranks, started before. Raises `UserError` and `RunFailure`."""
@@ -40,7 +41,8 @@ def train_with(
     member, spares = machines.member(), machines.spares
     if member is not None and member.index > 0:
         return take_part(config, folder, command, member, spares)
-    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, spares, member, server)
+    asked = change, spares, member, server, allow_other_code
+    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, *asked)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0

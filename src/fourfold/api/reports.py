@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.api.run_feed import run_documents
+from fourfold.api.run_feed import RunFeed, run_documents
 from fourfold.config import RunFailure
-from fourfold.config.run_rows import read_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.format_campaign import goodput_lines
 from fourfold.report.format_comparison import comparison_lines
+from fourfold.report.history import History, history_lines
 from fourfold.report.page_file import NOT_BUILT, REPORT, is_built, write_page
 from fourfold.report.run_files import check_files
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.results.comparison import Comparison, compare
-from fourfold.results.goodput import MeasuredGoodput, goodput
+from fourfold.results.goodput import MeasuredGoodput
 from fourfold.results.record import document
 from fourfold.results.step_timeline import comparison_document
 
@@ -26,6 +26,7 @@ class RunReport:
 
     comparison: Comparison
     goodput: MeasuredGoodput
+    history: History
     page: Path | None
     trace: Path
     num_events: int
@@ -37,6 +38,7 @@ class RunReport:
             *comparison_lines(found),
             "",
             *goodput_lines(self.goodput, found.measured_seconds),
+            *(["", *lines] if (lines := history_lines(self.history)) else []),
             f"\npage {self.page if self.page is not None else f'none: {NOT_BUILT}'}",
             f"trace of {self.num_events} events for ui.perfetto.dev {self.trace}",
         ]
@@ -46,6 +48,7 @@ class RunReport:
         return {
             **comparison_document(self.comparison),
             "goodput": document(self.goodput.record()),
+            "history": document(self.history.entries),
             "page": str(self.page) if self.page is not None else None,
             "trace": str(self.trace),
         }
@@ -66,10 +69,12 @@ def run_report(
     check_files(path)
     folder = RunFolder(path)
     found = compare(folder, cluster, software, trust)
+    feed = RunFeed(path, trust)
+    feed.refresh()
     page = out if out is not None else path / REPORT
     if is_built():
-        write_page(page, folder.path.resolve().name, run_documents(folder, found, trust))
+        write_page(page, folder.path.resolve().name, run_documents(feed, found))
     written = trace if trace is not None else path / TRACE
     events = write_run_trace(found, written)
-    time_of = goodput(list(read_rows(folder.events)), read_rows(folder.metrics), time.time())
-    return RunReport(found, time_of, page if is_built() else None, written, events)
+    time_of = feed.launches.goodput(feed.metrics.step_times(), time.time())
+    return RunReport(found, time_of, feed.history, page if is_built() else None, written, events)

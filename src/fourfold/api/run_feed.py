@@ -8,17 +8,18 @@ from typing import Any
 
 from fourfold.config import RunConfig, UserError, num_steps
 from fourfold.config.run_file import named_code
-from fourfold.config.run_rows import clean_row, finite_number
+from fourfold.config.run_rows import clean_row, finite_number, newest_rows, quantity
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
 from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.run_files import RunRecord, check_files, rounded
+from fourfold.report.history import History
+from fourfold.report.run_files import RunRecord, check_files
 from fourfold.report.run_state import describe_event
+from fourfold.report.step_metrics import rounded
 from fourfold.results.comparison import Comparison
-from fourfold.results.goodput import goodput
-from fourfold.results.record import document
+from fourfold.results.record import document, shown
 from fourfold.results.run import CurveDocument, EventDocument, RankPlace, RunDocument
 from fourfold.results.step_timeline import comparison_document
 from fourfold.runtime.progress import ACTIVITIES, read_positions
@@ -26,7 +27,7 @@ from fourfold.supervise.blame import Blame, Sighting
 from fourfold.supervise.doctor import process_states
 from fourfold.train.measured import FOLDER
 
-_KEPT_EVENTS, _SHOWN_EVENTS, _SHOWN_TEXT = 50_000, 2_000, 2_000
+_SHOWN_TEXT = 2_000
 _SHOWN_RANKS = 1024
 _NUMBERS = ("time", "seconds", "held_seconds", "stood_still_seconds", "validation_loss", "ratio", "peak_flops")
 _ENDS = {"finish": "finished", "stop": "stopped", "failure": "failed"}
@@ -40,15 +41,26 @@ class RunFeed(RunRecord):
 
     def __init__(self, path: Path, trust: bool = False) -> None:
         self._folder, self._trust = RunFolder(path), trust
-        super().__init__(self._folder, _clean, _KEPT_EVENTS)
+        super().__init__(self._folder, _clean)
         self._read_of, self._problem = -1.0, ""
         self._resolved: ResolvedRun | None = None
         self._blame: Blame | None = None
 
-    def refresh(self) -> bool:
+    def _restart_events(self) -> None:
+        super()._restart_events()
+        self._stands, self.history = "", History()
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Adds an event, the newest, to the time line too."""
+        super().take(event)
+        self.history.add(event)
+        if event["event"] in (*_ENDS, "launch", "restart", "start", "resume"):
+            self._stands = event["event"]
+
+    def refresh(self, most_blocks: int = 0) -> bool:
         """Reads what is new; whether there was anything. Raises `UserError` where the folder holds files that no run leaves."""
         check_files(self._folder.path)
-        return super().refresh()
+        return super().refresh(most_blocks)
 
     def prepare(self) -> None:
         """Compiles the run's programs, where that is not done. Another thread may ask for documents meanwhile."""
@@ -76,43 +88,59 @@ class RunFeed(RunRecord):
         )
         alive = any(rank.state not in ("", "Z") for rank in ranks)
         steps = num_steps(config)
+        newest, latest, behind = self._newest()
         end = metrics.last_step if last is None else last
-        spent = goodput(self.events, metrics.step_times(), now if alive else 0.0)
+        spent = self.launches.goodput(metrics.step_times(), now if alive else 0.0)
         found = RunDocument(
             name=Path(os.path.realpath(self._folder.path)).name,
             folder=str(self._folder.path),
             model=model_line(resolved) if resolved is not None else None,
             layout=layout_line(resolved) if resolved is not None else None,
             num_steps=steps,
-            step=metrics.last_step + 1,
+            step=newest.get("step", -1) + 1,
             alive=alive,
             state=self._state(alive),
             seconds_left=(metrics.seconds_left(steps) or None) if alive else None,
             now=now,
             measured_time=_newest(self._folder.path / FOLDER),
-            latest={key: rounded(column.values[-1]) for key, column in metrics.columns.items() if column.values},
-            curves={key: CurveDocument(**column.curve(first, end)) for key, column in metrics.columns.items()},
+            latest=latest,
+            curves={key: shown(CurveDocument, curve) for key, curve in self.curves(first, end).items()},
             events=[
                 EventDocument(time=event.get("time"), event=event["event"], step=event.get("step"), text=event["text"])
-                for event in self.events[-_SHOWN_EVENTS:]
+                for event in self.events
             ],
-            num_events=len(self.events),
+            num_events=self.num_events,
+            history=self.history.entries,
+            num_history=self.history.num_events,
             goodput=spent.record(),
             ranks=ranks[:_SHOWN_RANKS],
             num_ranks=len(ranks),
-            notes=[self._problem] if self._problem else [],
+            notes=[*([self._problem] if self._problem else []), *behind],
         )
         return dict(document(found))
 
+    def _newest(self) -> tuple[Mapping[str, Any], dict[str, float], list[str]]:
+        """The newest row, the newest value of every number, and where the rows before are still being read a line on that."""
+        metrics = self.metrics
+        latest = {key: rounded(column.last[1]) for key, column in metrics.columns.items() if column.last}
+        if not self.behind:
+            return {"step": metrics.last_step}, latest, []
+        row = next((row for row in newest_rows(self._folder.metrics) if row.get("step") is not None), {})
+        found = {key: quantity(key, value) for key, value in row.items() if key in latest}
+        latest |= {key: rounded(value) for key, value in found.items() if value is not None}
+        return (
+            row,
+            latest,
+            [f"the metrics are still being read: curves and goodput have steps to {metrics.last_step:,} so far"],
+        )
+
     def _state(self, alive: bool) -> str:
-        for event in reversed(self.events):
-            kind = event["event"]
-            if kind in _ENDS:
-                return _ENDS[kind]
-            if kind in ("launch", "restart"):
-                return "starting" if alive else "not running on this machine"
-            if kind in ("start", "resume"):
-                return "training" if alive else "not running on this machine"
+        if self._stands in _ENDS:
+            return _ENDS[self._stands]
+        if self._stands in ("launch", "restart"):
+            return "starting" if alive else "not running on this machine"
+        if self._stands in ("start", "resume"):
+            return "training" if alive else "not running on this machine"
         return "training" if alive else "not started"
 
     def _resolve(self, config: RunConfig) -> None:
@@ -183,9 +211,8 @@ def _newest(folder: Path) -> float | None:
     return max((path.stat().st_mtime for path in folder.glob("rank-*.json")), default=None)
 
 
-def run_documents(folder: RunFolder, found: Comparison, trust: bool) -> dict[str, Any]:
-    """The documents of a run's page: the run as it stands, its comparison with the prediction, and all its metrics."""
-    feed = RunFeed(folder.path, trust)
-    feed.refresh()
+def run_documents(feed: RunFeed, found: Comparison) -> dict[str, Any]:
+    """The documents of a run's page: the run as it stands, its comparison with the prediction, and its metrics. Call `refresh`
+    before."""
     feed.prepare()
     return {"run": feed.document(), "comparison": comparison_document(found), "metrics": feed.metrics.table()}

@@ -5,23 +5,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fourfold.api.inputs import RunInput, TrainOptions, answers, config_of
-from fourfold.api.run_feed import run_documents
+from fourfold.api.run_feed import RunFeed, run_documents
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
-from fourfold.config.run_rows import step_rows
+from fourfold.config.run_rows import read_rows, step_rows
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.machine import require_packages
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run, with_decay
-from fourfold.launch.run_folder import RunFolder, usual_folder
+from fourfold.launch.run_folder import EVENTS, METRICS, RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout.resolve import check_ranks
 from fourfold.plain_text import plain
@@ -52,15 +52,23 @@ class TrainingEnd:
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
-    """A run that finished. `metrics`: one row a step, as in `metrics.jsonl`. `events`: as in `events.jsonl`. `report`: the page
-    that compares the run with its prediction, or why there is none."""
+    """A run that finished. `report`: the page that compares the run with its prediction, or why there is none. Metrics and events
+    are read from its folder when they are first asked for: those of a long run take much memory."""
 
     folder: Path
     config: RunConfig
-    metrics: tuple[dict[str, Any], ...]
-    events: tuple[dict[str, Any], ...]
     validation_loss: float | None
     report: str
+
+    @cached_property
+    def metrics(self) -> tuple[dict[str, Any], ...]:
+        """One row a step, as in `metrics.jsonl`."""
+        return tuple(step_rows(self.folder / METRICS).values())
+
+    @cached_property
+    def events(self) -> tuple[dict[str, Any], ...]:
+        """The events of all launches, as in `events.jsonl`."""
+        return tuple(read_rows(self.folder / EVENTS))
 
     @property
     def steps(self) -> int:
@@ -99,8 +107,8 @@ def train(asked: TrainOptions) -> TrainResult:
     already is resumed, under another layout too.
 
     `ranks`: processes to start, by default as many as the layout asks for, or one a CUDA device. `out`: the run's folder, by
-    default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule. `quiet`:
-    print nothing.
+    default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule.
+    `allow_other_code`: it may go on under other code of fourfold than saved it. `quiet`: print nothing.
 
     Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
     is saved first. Call it from the main thread, in one process: it starts the ranks itself.
@@ -114,7 +122,9 @@ def train(asked: TrainOptions) -> TrainResult:
         )
     folder = RunFolder(_folder(asked.run, asked.out))
     config = with_decay(config, folder, asked.decay)
-    end = train_locally(config, asked.ranks, folder, asked.quiet, change=asked.change)
+    end = train_locally(
+        config, asked.ranks, folder, asked.quiet, change=asked.change, allow_other_code=asked.allow_other_code
+    )
     if end.outcome is not None and end.outcome.exit_code:
         raise KeyboardInterrupt(
             how_it_stopped(end.outcome, end.state, folder, config, Command(folder.run_file, out=folder.path))
@@ -124,8 +134,6 @@ def train(asked: TrainOptions) -> TrainResult:
     return TrainResult(
         folder.path,
         folder.require_config(trust=True),
-        tuple(step_rows(folder.metrics).values()),
-        tuple(end.state.events),
         loss[0] if loss is not None else None,
         write_report(folder),
     )
@@ -150,6 +158,7 @@ def train_locally(
     spares: int = 0,
     member: Member | None = None,
     server: Started | None = None,
+    allow_other_code: bool = False,
 ) -> TrainingEnd:
     """Prepares a run, starts its ranks, and shows them until they end, stage after stage. `worker`: a program that stands in for a
     rank. Ranks have `grace_seconds` to end once another ended the run. `spares`: devices or processes of this machine that stay
@@ -172,6 +181,7 @@ def train_locally(
             member,
             server if part == 0 else None,
             part,
+            allow_other_code,
         )
         if end.outcome is None or end.outcome.exit_code or folder.finished_step() is not None:
             return end
@@ -190,6 +200,7 @@ def _train_stage(
     member: Member | None,
     server: Started | None,
     part: int,
+    allow_other_code: bool,
 ) -> TrainingEnd:
     """The stage that is due. `part`: how many stages this launch has trained before it."""
     start = start_token(config, member, part) if member is not None else None
@@ -197,7 +208,9 @@ def _train_stage(
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
         with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
-            ready = prepare_run(config, all_ranks(config, ranks, member), folder, report, member, spares, change)
+            ready = prepare_run(
+                config, all_ranks(config, ranks, member), folder, report, member, spares, change, allow_other_code
+            )
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
         complete, former = ready.staged.config, folder.stage()
@@ -317,7 +330,9 @@ def write_report(folder: RunFolder) -> str:
     try:
         found = compare(folder, trust=True)
         write_run_trace(found, folder.path / TRACE)
-        write_page(page, folder.path.resolve().name, run_documents(folder, found, trust=True))
+        feed = RunFeed(folder.path, trust=True)
+        feed.refresh()
+        write_page(page, folder.path.resolve().name, run_documents(feed, found))
     except UserError as error:
         return f"none: {error}"
     except Exception as error:  # a run has finished whether or not its page can be written

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import UserError, load_run, run_preset_names
+from fourfold.config.json_lines import read_jsonl
 from fourfold.config.run_file import RUN_PRESET
-from fourfold.config.run_rows import read_rows
 from fourfold.cost.fitted import write_software
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
@@ -42,7 +42,7 @@ def _steps_alike(folder: RunFolder, trust: bool) -> Iterable[dict[str, Any]]:
     """The metrics of the steps that the run's stage makes at its full batch."""
     course, stage = folder.course(trust)
     first = max(stage.begin, course.batch_at(stage.end - 1).step)
-    return (row for row in read_rows(folder.metrics) if isinstance(row.get("step"), int) and row["step"] >= first)
+    return (row for row in read_jsonl(folder.metrics) if isinstance(row.get("step"), int) and row["step"] >= first)
 
 
 def validated(paths: Sequence[Path], cluster: str | None, trust: bool) -> Validation:

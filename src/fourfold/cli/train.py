@@ -52,7 +52,14 @@ def train(
 
         out = Path(launch.out) if launch.out is not None else None
         command = Command(run, overrides, launch.ranks, out, machines.flags())
-        return train_with(command, change=launch.change, machines=machines, server=server, decay=launch.decay)
+        return train_with(
+            command,
+            change=launch.change,
+            machines=machines,
+            server=server,
+            decay=launch.decay,
+            allow_other_code=launch.allow_other_code,
+        )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fourfold.config.json_lines import read_jsonl
+from fourfold.config.json_lines import newest_first, read_jsonl
 
 MOST_STEP = 2**53
 LARGEST = 1e60
@@ -26,9 +26,22 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     return map(clean_row, read_jsonl(path))
 
 
-def step_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The newest row of every step, by step, of a file of metrics."""
-    return {row["step"]: row for row in read_rows(path) if row.get("step") is not None}
+def newest_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows that `read_rows` gives, the last one first: as much of the file is read as is asked for."""
+    return map(clean_row, newest_first(path))
+
+
+def step_rows(path: Path, first: int = 0, end: int = MOST_STEP) -> dict[int, dict[str, Any]]:
+    """The newest row of every step from `first` to before `end`, by step, of a file of metrics, which is read from its end."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in newest_rows(path):
+        if (step := row.get("step")) is None:
+            continue
+        if step < first:
+            break
+        if step < end:
+            found.setdefault(step, row)
+    return dict(sorted(found.items()))
 
 
 def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +70,12 @@ def quantity(key: str, value: Any) -> float | None:
     """A number that a run may state under a key: finite, and not negative where it is a count, a time or a size. None for anything
     else."""
     number = finite_number(value)
-    if number is not None and number < 0 and key not in _SIGNED and (key in _NUMBERS or key.endswith(_ENDINGS)):
-        return None
-    return number
+    return None if number is not None and number < 0 and not is_signed(key) else number
+
+
+def is_signed(key: str) -> bool:
+    """Whether a run may state a negative number under a key."""
+    return key in _SIGNED or not (key in _NUMBERS or key.endswith(_ENDINGS))
 
 
 def finite_number(value: Any) -> float | None:

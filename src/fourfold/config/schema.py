@@ -216,7 +216,7 @@ class CheckpointSection(Section):
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
     allocated."""
-    memory_every_steps: Annotated[int, Field(ge=0)] = 0
+    memory_every_steps: Annotated[int, Field(ge=0, lt=2**53)] = 0
     """Steps between two copies of the state to memory, from which ranks that are started again go on. Each machine keeps two copies
     of its ranks' state in /dev/shm, and two of another machine's. 0: none."""
     directory: str | None = None
@@ -333,7 +333,7 @@ class RunSection(Section):
     deterministic: bool = False
     """Whether only kernels are taken that repeat their bits: PyTorch refuses others by name, back ends have to show it on the run's
     shapes, and NCCL sums in rings. It is slower. See docs/checkpoints.md."""
-    gc_every_steps: Annotated[int, Field(ge=0)] = 50
+    gc_every_steps: Annotated[int, Field(ge=0, lt=2**53)] = 50
     """Steps between two collections of Python's cyclic garbage, which all ranks make before the same step, so that none keeps the
     others waiting in between. 0: each rank when Python likes."""
 
@@ -361,13 +361,13 @@ class FaultsSection(Section):
     """Seconds between two trials whether a lost device works again."""
     straggler_ratio: Annotated[float, Field(gt=1)] = 1.5
     """A rank is flagged whose own work takes this many times its peers', each for what it has to compute; it goes on."""
-    checksum_every_steps: Annotated[int, Field(ge=0)] = 100
+    checksum_every_steps: Annotated[int, Field(ge=0, lt=2**53)] = 100
     """Steps between two comparisons of the values that several ranks hold alike, by checksums of their bits, and of those that one
     rank alone holds with what its last update left. Before a save they are always compared, and the bytes of a save with the state.
     0: never."""
     locate_nan: bool = True
     """Whether each rank takes the norms of its own gradients, so that a step with a NaN tells whose it was."""
-    replay_every_steps: Annotated[int, Field(ge=0)] = 0
+    replay_every_steps: Annotated[int, Field(ge=0, lt=2**53)] = 0
     """Steps between two in which every segment computes one microbatch twice and compares the bits before the update. Needs kernels
     that repeat their bits. 0: never."""
 

@@ -25,6 +25,8 @@ from fourfold.results.step_timeline import comparison_document
 KEYS: Mapping[str, tuple[str, ...]] = {"run": ("first", "last"), "metrics": (), "comparison": ()}
 """Documents of a run, and what a request for one may state: steps from `first` to `last`."""
 COMPARISON = "comparison"
+_BLOCKS = 16
+"""Blocks of metrics, of 4 MB, that are read for an answer: a page shows a long run at once, and asks again for the rest."""
 
 
 class RunAnswers:
@@ -50,7 +52,7 @@ class RunAnswers:
 
     def _read(self, feed: RunFeed, name: str, body: Mapping[str, Any]) -> bytes:
         with self._reading:
-            feed.refresh()
+            feed.refresh(0 if name == "metrics" else _BLOCKS)
             if name == "metrics":
                 document = feed.metrics.table()
             else:

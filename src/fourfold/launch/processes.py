@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
+from fourfold.config.own_code import own_code
 from fourfold.launch.failures import RankFailure, describe_failure, describe_signal
 from fourfold.launch.machine import oom_kills
 from fourfold.launch.rank_process import RankProcess, Spawner, kill_session, signal_process
 from fourfold.launch.run_folder import RunFolder
 from fourfold.train.exit_record import ExitRecord, exit_record_file, read_exit_record
+from fourfold.train.provenance import CODE
 
 FINISHED, STOPPED = 0, 3
 """Exit codes of a worker: it came to the end; it stopped by request, after saving."""
@@ -65,6 +67,7 @@ class LocalRanks:
                 "FOURFOLD_PARENT": str(os.getpid()),
                 "FOURFOLD_GENERATION": str(generation),
                 "FOURFOLD_MACHINE": str(self.machine),
+                CODE: own_code().digest,
                 "PYTHONUNBUFFERED": "1",
             }
             try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.config.own_code import code_in, own_code
 from fourfold.config.remote_path import place
 from fourfold.config.stages import STAGE, Course, Stage, course_of, decayed
 from fourfold.data.batches import GlobalBatches
@@ -41,9 +42,10 @@ from fourfold.launch.warnings import memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.rendezvous.ownership import KEY, NOBODY, Owner, owner_at, owner_in, require_original, require_own
 from fourfold.train.metrics import require_sinks
+from fourfold.train.provenance import ALLOWED
 
 if TYPE_CHECKING:
-    from fourfold.checkpoint import WeightFolder
+    from fourfold.checkpoint import Manifest, WeightFolder
 
 _PLACES = ("directory", "start_from")
 Report = Callable[[str], None]
@@ -77,14 +79,32 @@ def step_to_go_on_from(folder: RunFolder, old: RunConfig) -> int | None:
     """The step of the newest checkpoint whose manifest can be read; of the newest where none can, which the ranks then tell; None
     without one. Raises `FinalFailure` where another version of fourfold wrote it."""
     saved = folder.saved_checkpoints(old)
+    manifest = _newest_manifest(saved)
+    return manifest.step if manifest is not None else max(saved, default=None)
+
+
+def _newest_manifest(saved: Mapping[int, Path]) -> "Manifest | None":
+    """The manifest of the newest checkpoint that has a readable one."""
     if not saved:
         return None
     from fourfold.checkpoint import DamagedCheckpoint, read_manifest
 
     for step in sorted(saved, reverse=True):
         with suppress(DamagedCheckpoint):
-            return read_manifest(saved[step]).step
-    return max(saved)
+            return read_manifest(saved[step])
+    return None
+
+
+def require_same_code(folder: RunFolder, old: RunConfig) -> None:
+    """Raises `UserError` where the run that stands in a folder was saved by other code than this. A run of a version that recorded
+    none goes on."""
+    manifest = _newest_manifest(folder.saved_checkpoints(old))
+    if manifest is not None and own_code().differs(saved_by := code_in(manifest.info)):
+        raise UserError(
+            f"--out {folder.path}: the checkpoint of step {manifest.step} was saved by {saved_by}, and this is {own_code()}: other "
+            f"code may compute other numbers; what works: --allow-other-code to go on with it, which the run's events then say, or "
+            f"that code again"
+        )
 
 
 def with_decay(config: RunConfig, folder: RunFolder, steps: int | None) -> RunConfig:
@@ -151,6 +171,7 @@ class ReadyRun:
     tokens: tuple[str, ...] = ()
     owner: Owner = NOBODY
     validation: Mapping[str, str] = field(default_factory=dict)
+    allows_other_code: bool = False
 
     @property
     def resolved(self) -> ResolvedRun:
@@ -170,6 +191,8 @@ class ReadyRun:
             table["validation"] = dict(self.validation)
         if levels := _levels(self.resolved.config):
             table["levels"] = levels
+        if self.allows_other_code:
+            table[ALLOWED] = True
         if self.former_roots:
             table[FORMER_ROOTS] = [str(path) for path in self.former_roots]
         return {**table, "start": start} if start is not None else table
@@ -201,12 +224,13 @@ def prepare_run(
     member: Member | None = None,
     spares: int = 0,
     change: bool = False,
+    allow_other_code: bool = False,
 ) -> ReadyRun:
     """Checks what needs no data first, then prepares the data, then checks the rest. Writes nothing but the data's cache.
 
     A run that stands in `folder` must be the same one (`allowed_changes`, which `change` is for). `member`: this
-    supervisor, where there are others. `spares`: devices of this machine beside those of its ranks. Raises `UserError` and
-    `RunFailure`.
+    supervisor, where there are others. `spares`: devices of this machine beside those of its ranks. `allow_other_code`: the run may
+    go on under other code than saved it. Raises `UserError` and `RunFailure`.
     """
     config = with_absolute_places(config)
     course = course_of(config)
@@ -220,6 +244,8 @@ def prepare_run(
     old, owner = folder.launched(), owner_of(folder)
     has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
     require_own_places(folder, config, old if has_begun else None, owner)
+    if old is not None and has_begun and not allow_other_code:
+        require_same_code(folder, old)
     saved = folder.saved_steps(old) if old is not None else []
     goes_on = step_to_go_on_from(folder, old) if old is not None else None
     step = goes_on if goes_on is not None else first_step(config)
@@ -268,7 +294,9 @@ def prepare_run(
     before, seen = old if has_begun else None, [*missing, *_memory_lines(resolved, peak, local, cuda_devices)]
     warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
     places = {name: str(each.path) for name, each in validation.items()}
-    return ReadyRun(staged, stage, prepared, peak, warnings, changes, step, former, tokens, owner, places)
+    return ReadyRun(
+        staged, stage, prepared, peak, warnings, changes, step, former, tokens, owner, places, allow_other_code
+    )
 
 
 def _prepared(folder: RunFolder, course: Course, begun: int, report: Report) -> tuple[PreparedData, ...]:

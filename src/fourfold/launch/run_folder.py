@@ -15,7 +15,7 @@ from typing import IO, Any
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
 from fourfold.config.remote_path import place
 from fourfold.config.run_file import require_trust
-from fourfold.config.run_rows import read_rows
+from fourfold.config.run_rows import newest_rows
 from fourfold.config.stages import STAGE, Course, Stage, course_of
 from fourfold.config.whole_file import write_whole
 
@@ -159,17 +159,16 @@ class RunFolder:
 
     def steps_done(self) -> int:
         """Steps whose metrics were written; metrics count steps from 0."""
-        return max((row["step"] + 1 for row in read_rows(self.metrics) if row.get("step") is not None), default=0)
+        return next((row["step"] + 1 for row in newest_rows(self.metrics) if row.get("step") is not None), 0)
 
     def finished_step(self) -> int | None:
         """The step at which the run finished, or None while it has not (or was continued since)."""
-        finished = None
-        for row in read_rows(self.events):
+        for row in newest_rows(self.events):
             if row.get("event") in ("start", "resume"):
-                finished = None
-            elif row.get("event") == "finish":
-                finished = int(row.get("step") or self.steps_done())
-        return finished
+                return None
+            if row.get("event") == "finish":
+                return int(row.get("step") or self.steps_done())
+        return None
 
     def write(self, config: RunConfig, data: dict[str, Any]) -> None:
         """Makes the folder with both files, or replaces them. Raises `RunFailure` when the disk does not take them."""

@@ -16,6 +16,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from fourfold.launch.run_folder import RunFolder
 from fourfold.plain_text import own_codes, plain
 from fourfold.report.run_state import RunState, describe_event
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
@@ -43,6 +44,8 @@ def preparing(what: str) -> Iterator[Callable[[str], None]]:
         yield console.print
 
 
+_BLOCKS = 2
+"""Blocks of metrics that are read between two looks at the ranks."""
 _LINES_A_RUN = 20
 _SECONDS = 10.0
 
@@ -53,22 +56,33 @@ class PlainDisplay:
     def __init__(self, state: RunState, write: Callable[[str], None]) -> None:
         self._state = state
         self._write = write
-        self._events_shown = 0
+        self._events_seen = 0
         self._step_shown = -1
         self._last = time.monotonic()
 
     def begin(self) -> None:
         """Says what will be trained."""
         info = self._state.info
-        self._state.refresh()
-        self._step_shown = self._state.step or -1  # what an earlier launch did is not shown again
+        self._state.refresh(_BLOCKS)
+        done = RunFolder(info.folder).steps_done() if self._state.record.behind else self._state.step
+        self._step_shown = done or -1  # what an earlier launch did is not shown again
         for line in (f"run {info.name}: {info.model}", info.layout, f"folder {info.folder}"):
             self._write(line)
 
     def update(self) -> None:
         """Reads what is new and prints what is due."""
-        if not self._state.refresh():
+        if not self._state.refresh(_BLOCKS):
             return
+        if not self._state.record.behind:
+            self._show_step()
+        record = self._state.record
+        unseen = max(0, record.num_events - self._events_seen)
+        self._events_seen = record.num_events
+        for event in self._state.new_events[-unseen:] if unseen else ():
+            self._write(describe_event(event))
+
+    def _show_step(self) -> None:
+        """Prints the newest step where it is due."""
         step, total = self._state.step, self._state.info.num_steps
         self._step_shown = min(self._step_shown, step or -1)  # a resumed run repeats what it had not saved
         passed = time.monotonic() - self._last >= _SECONDS
@@ -77,10 +91,6 @@ class PlainDisplay:
             self._write(metrics_line(self._state))
             self._step_shown = step
             self._last = time.monotonic()
-        events = self._state.new_events
-        for event in events[self._events_shown :]:
-            self._write(describe_event(event))
-        self._events_shown = len(events)
 
     def notice(self, text: str) -> None:
         self._write(text)
@@ -153,7 +163,7 @@ class LiveDisplay:
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
-        self._state.refresh()
+        self._state.refresh(_BLOCKS)
         if self._is_gone:
             return
         try:
@@ -189,6 +199,10 @@ def render(state: RunState, width: int, spinner: RenderableType = "") -> Rendera
 
 
 def _progress(state: RunState, spinner: RenderableType) -> RenderableType:
+    if state.record.behind:
+        reading = Table.grid(padding=(0, 1))
+        reading.add_row(spinner, Text("reading the metrics of earlier launches"))
+        return reading
     if not state.step or (state.step >= state.info.num_steps and not state.finish):
         doing = describe_event(state.new_events[-1]) if state.new_events else "starting the ranks"
         row = Table.grid(padding=(0, 1))

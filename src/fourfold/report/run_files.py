@@ -1,24 +1,22 @@
-"""The files of a run as displays read them: which may be there, what is new in them, and a number by step."""
+"""The files of a run as displays read them: which may be there, and what is new in them."""
 
 import os
 import stat
-from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.json_lines import json_object
-from fourfold.config.run_rows import MOST_STEP, clean_row, quantity
+from fourfold.config.json_lines import Follower
+from fourfold.config.run_rows import clean_row
 from fourfold.launch.run_folder import DATA_FILE, EVENTS, METRICS, RUN_FILE, RunFolder
+from fourfold.report.step_metrics import MOST_POINTS, Rows, StepCurve, StepMetrics
+from fourfold.results.goodput import Launches
 from fourfold.runtime.progress import FILES
+from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.train.measured import FOLDER
 
-_BLOCK_BYTES = 8 * 2**20
-RECENT_STEPS = 20
-"""Steps that a pace is taken over, so that one slow step does not make it jump."""
 _SMALL, _LARGE = 64 * 2**20, 4 * 2**30
 _MOST_BYTES = {RUN_FILE: _SMALL, DATA_FILE: _SMALL, METRICS: _LARGE, EVENTS: _LARGE}
 
@@ -57,181 +55,105 @@ def _read_files(folder: Path) -> Iterator[tuple[Path, int]]:
         yield from ((path, _SMALL) for path in measured.glob("rank-*.json"))
 
 
-class Follower:
-    """Gives each complete line once. A file that shrank or was replaced is read from its start again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._inode = 0
-        self._in_long_line = False
-        self.restarted = False
-        """Whether the last call read from the start again: what was given before no longer holds."""
-        self.more = False
-        """Whether the last call stopped before the end of the file."""
-
-    def read(self, most_bytes: int = -1) -> list[dict[str, Any]]:
-        """The objects of the lines that are new since the last call, of at most `most_bytes`; what is no object, or a line
-        longer than that, is left out."""
-        self.restarted = self.more = False
-        try:
-            with open(self._path, "rb") as file:
-                self._check_same(file)
-                file.seek(self._offset)
-                content = file.read(most_bytes)
-        except OSError:
-            return []
-        self.more = len(content) == most_bytes
-        end = content.rfind(b"\n") + 1
-        if end == 0:
-            if self.more:
-                self._offset, self._in_long_line = self._offset + len(content), True
-            return []
-        self._offset += end
-        lines = content[: end - 1].split(b"\n")
-        if self._in_long_line:
-            lines, self._in_long_line = lines[1:], False
-        return [row for line in lines if (row := json_object(line)) is not None]
-
-    def blocks(self) -> Iterator[list[dict[str, Any]]]:
-        """New rows, as `read` gives them, block by block to the end of the file."""
-        yield self.read(_BLOCK_BYTES)
-        while self.more:
-            yield self.read(_BLOCK_BYTES)
-
-    def _check_same(self, file: Any) -> None:
-        inode = self._path.stat().st_ino
-        size = file.seek(0, 2)
-        if self._inode not in (0, inode) or size < self._offset:
-            self._offset, self._in_long_line = 0, False
-            self.restarted = True
-        self._inode = inode
-
-
-MOST_POINTS = 1200
-"""Points of a curve: the least and the most of each of half as many spans of steps."""
-_DIGITS = 7
-_MOST_COLUMNS, _MOST_NAME = 64, 80
-
-
-class Column:
-    """One number by step; steps rise, and those that have no such number are left out."""
-
-    def __init__(self) -> None:
-        self.steps, self.values = array("q"), array("d")
-
-    def forget_from(self, step: int) -> None:
-        """Drops the step and all that follow: they are trained again."""
-        kept = bisect_left(self.steps, step)
-        del self.steps[kept:], self.values[kept:]
-
-    def curve(self, first: int, last: int, most: int = MOST_POINTS) -> dict[str, list[Any]]:
-        """`steps` and `values` from step `first` to `last`. Where there are more than `most`: of every span the least and the most,
-        so that no peak is lost, and the two ends."""
-        begin, end = bisect_left(self.steps, first), bisect_left(self.steps, last + 1)
-        if end - begin <= most:
-            chosen: list[int] = list(range(begin, end))
-        else:
-            spans = most // 2
-            chosen = [begin]
-            for span in range(spans):
-                low, high = (begin + (end - begin) * each // spans for each in (span, span + 1))
-                part = self.values[low:high]
-                chosen += sorted({low + part.index(min(part)), low + part.index(max(part))})
-            chosen = sorted({*chosen, end - 1})
-        return {
-            "steps": [self.steps[index] for index in chosen],
-            "values": [rounded(self.values[index]) for index in chosen],
-        }
-
-
-class StepMetrics:
-    """The columns of `metrics.jsonl`, and its newest row."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, Column] = {}
-        self.last_row: Mapping[str, Any] = {}
-        self.last_step = -1
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Takes a row; what is no number that a run states is left out."""
-        step = row.get("step")
-        if type(step) is not int or not 0 <= step < MOST_STEP:
-            return
-        if step <= self.last_step:
-            for column in self.columns.values():
-                column.forget_from(step)
-        self.last_row, self.last_step = row, step
-        for key, value in row.items():
-            number = quantity(key, value)
-            if number is None or key == "step":
-                continue
-            if key not in self.columns:
-                if len(self.columns) >= _MOST_COLUMNS or len(key) > _MOST_NAME:
-                    continue
-                self.columns[key] = Column()
-            column = self.columns[key]
-            column.steps.append(step)
-            column.values.append(number)
-
-    def step_times(self) -> Iterator[dict[str, Any]]:
-        """Seconds of every step and of its copy to memory, as `results.goodput` takes them."""
-        copies, times = (self.columns.get(key, Column()) for key in ("memory_copy_seconds", "step_seconds"))
-        copied = dict(zip(copies.steps, copies.values, strict=True))
-        for step, seconds in zip(times.steps, times.values, strict=True):
-            yield {"step": step, "step_seconds": seconds, "memory_copy_seconds": copied.get(step)}
-
-    def seconds_left(self, num_steps: int) -> float | None:
-        """Time that the remaining steps take at the recent pace, evaluations and saves not counted."""
-        seconds, left = self.latest("step_seconds", RECENT_STEPS), num_steps - self.last_step - 1
-        return median(seconds) * left if seconds and left >= 0 else None
-
-    def latest(self, key: str, count: int = 1) -> list[float]:
-        """The newest values of a column; 0: all."""
-        return list(self.columns[key].values[-count:]) if key in self.columns else []
-
-    def table(self) -> dict[str, Any]:
-        """All steps: `steps`, and by column its values, None where a step has none."""
-        steps = sorted({step for column in self.columns.values() for step in column.steps})
-        found: dict[str, list[float | None]] = {}
-        for key, column in self.columns.items():
-            values = dict(zip(column.steps, column.values, strict=True))
-            found[key] = [None if (value := values.get(step)) is None else rounded(value) for step in steps]
-        return {"steps": steps, "columns": found}
+_PLACE_BYTES, _MOST_PLACES = 2**20, 1024
+KEPT_EVENTS = 2_000
+"""Newest events that are kept; what earlier ones say of the run's time is."""
 
 
 class RunRecord:
-    """The metrics and events of a run's folder, followed while the run trains: what is new is read, nothing twice. `event`: what is
-    kept of an event; `most_events`: how many of the newest are."""
+    """The metrics and events of a run's folder, followed while the run trains: what is new is read, nothing twice. Its memory does
+    not grow with the run: it has bins of metrics, and the newest events. `event`: what is kept of an event."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        event: Callable[[Mapping[str, Any]], dict[str, Any]] = clean_row,
-        most_events: int = 2**62,
-    ) -> None:
+    def __init__(self, folder: RunFolder, event: Callable[[Mapping[str, Any]], dict[str, Any]] = clean_row) -> None:
+        self._metrics_path = folder.metrics
         self._metrics_file, self._events_file = Follower(folder.metrics), Follower(folder.events)
-        self._event, self._most_events = event, most_events
-        self.metrics, self.events = StepMetrics(), list[dict[str, Any]]()
+        self._event = event
+        self.behind = False
+        self._restart_metrics()
+        self._restart_events()
 
-    def refresh(self) -> bool:
-        """Reads what is new; whether there was anything."""
-        found = False
-        for rows in self._metrics_file.blocks():
+    @without_collection()
+    def refresh(self, most_blocks: int = 0) -> bool:
+        """Reads what is new; whether there was anything. `most_blocks`: of some MB of metrics, so that whoever watches ranks is not
+        held up by what earlier launches left; 0: all. It is `behind` while there are more."""
+        if (size := self._metrics_file.has_shrunk()) is not None:
+            self._go_back(size)
+        found, begin = False, self._metrics_file.offset
+        for number, rows in enumerate(self._metrics_file.blocks(), 1):
             if self._metrics_file.restarted:
-                self.metrics = StepMetrics()
-            for row in rows:
-                self.metrics.add(row)
+                self._restart_metrics()
+                begin = 0
+            if self._skip_below:
+                rows = [row for row in rows if isinstance(row.get("step"), int) and row["step"] >= self._skip_below]
+            self._note_place(rows, begin)
+            self.metrics.add(rows)
+            begin = self._metrics_file.offset
             found |= bool(rows)
+            if number == most_blocks:
+                break
+        self.behind = self._metrics_file.more
         for events in self._events_file.blocks():
             if self._events_file.restarted:
-                self.events.clear()
-            self.events += map(self._event, events)
-            del self.events[: -self._most_events]
+                self._restart_events()
+            for event in map(self._event, events):
+                self.take(event)
+            del self.events[:-KEPT_EVENTS]
             found |= bool(events)
         return found
 
+    def take(self, event: dict[str, Any]) -> None:
+        """Adds an event, the newest."""
+        self.events.append(event)
+        self.num_events += 1
+        self.launches.add(event)
 
-def rounded(value: float) -> float:
-    """Seven digits: as many as a curve or a person needs, in a third of the text."""
-    return float(f"{value:.{_DIGITS}g}")
+    def curves(self, first: int, last: int) -> dict[str, StepCurve]:
+        """Every number from step `first` to `last`. Where bins are too wide for that, its rows are read again."""
+        metrics = self.metrics
+        last = min(last, metrics.last_step)
+        if metrics.width > 1 and (last - first) // metrics.width < MOST_POINTS // 2:
+            metrics = StepMetrics(begin=first)
+            for rows in self._rows_between(first, last):
+                metrics.add(rows)
+        return {key: metrics.curve(key, first, last) for key in metrics.columns}
+
+    def _restart_metrics(self) -> None:
+        self.metrics = StepMetrics(read_again=self._rows_between)
+        self._places: list[tuple[int, int]] = []
+        """Rising pairs of a step and where its row begins in the file, a MB apart at least."""
+        self._skip_below = 0
+
+    def _restart_events(self) -> None:
+        self.events, self.num_events, self.launches = list[dict[str, Any]](), 0, Launches()
+
+    def _note_place(self, rows: Rows, begin: int) -> None:
+        """Notes where a block of rows begins."""
+        step = next((step for row in rows if type(step := row.get("step")) is int), None)
+        if step is None or (self._places and begin - self._places[-1][1] < _PLACE_BYTES):
+            return
+        while self._places and self._places[-1][0] >= step:
+            self._places.pop()
+        self._places.append((step, begin))
+        if len(self._places) > _MOST_PLACES:
+            del self._places[1::2]
+
+    def _rows_between(self, first: int, last: int) -> Iterator[Rows]:
+        """The rows of steps from `first` to `last`, as the file has them now."""
+        number = bisect_right(self._places, first, key=lambda place: place[0]) - 1
+        end = next((offset for step, offset in self._places if step > last), None)
+        follower = Follower(self._metrics_path, self._places[number][1] if number >= 0 else 0)
+        for rows in follower.blocks():
+            yield [row for row in rows if type(step := row.get("step")) is int and first <= step <= last]
+            if end is not None and follower.offset >= end:
+                return
+
+    def _go_back(self, size: int) -> None:
+        """Drops the steps that are no longer in a file that was cut to `size` bytes."""
+        stays = [step for step, offset in self._places if offset < size]
+        begin = self.metrics.forget_from(stays[-1]) if stays else 0
+        while self._places and self._places[-1][0] > begin:
+            self._places.pop()
+        if not self._places:
+            self._restart_metrics()
+        self._metrics_file.back_to(self._places[-1][1] if self._places else 0)
+        self._skip_below = begin if self._places else 0

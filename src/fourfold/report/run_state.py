@@ -9,9 +9,10 @@ from typing import Any
 from fourfold.config.run_rows import clean_row
 from fourfold.launch.run_folder import RunFolder
 from fourfold.plain_text import plain
-from fourfold.report.run_files import RECENT_STEPS, RunRecord
+from fourfold.report.run_files import RunRecord
+from fourfold.report.step_metrics import RECENT_STEPS
 from fourfold.report.units import format_flops
-from fourfold.results.goodput import MeasuredGoodput, goodput
+from fourfold.results.goodput import MeasuredGoodput
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,18 @@ class RunState:
     info: RunInfo
     begun: float = field(default_factory=time.time)
     notice: str = ""
-    record: RunRecord = field(init=False)
+    record: "_DisplayRecord" = field(init=False)
 
     def __post_init__(self) -> None:
-        self.record = RunRecord(RunFolder(self.info.folder))
+        self.record = _DisplayRecord(RunFolder(self.info.folder))
 
-    def refresh(self) -> bool:
-        """Reads what is new; whether there was anything."""
-        return self.record.refresh()
+    def refresh(self, most_blocks: int = 0) -> bool:
+        """Reads what is new; whether there was anything. `most_blocks`: as of a `RunRecord`."""
+        return self.record.refresh(most_blocks)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Events of all launches, in order."""
+        """The newest events of all launches, in order."""
         return self.record.events
 
     @property
@@ -66,18 +67,17 @@ class RunState:
 
     @property
     def losses(self) -> list[float]:
-        return self.record.metrics.latest("loss", 0)
+        """The mean loss of each of at most 16,384 parts of the run; of a short run every step's."""
+        return self.record.metrics.means("loss")
 
     @property
     def validation(self) -> tuple[float, int] | None:
         """(validation loss in nats, its step), the newest."""
-        for event in reversed(self.events):
-            if event.get("event") in ("evaluate", "finish"):
-                loss = _number(event.get("validation_loss"))
-                if loss is not None:
-                    return loss, int(event.get("step") or self.step)
+        if self.record.validation is not None:
+            loss, step = self.record.validation
+            return loss, step or self.step
         column = self.record.metrics.columns.get("validation_loss")
-        return (column.values[-1], column.steps[-1] + 1) if column and column.steps else None
+        return (column.last[1], column.last[0] + 1) if column and column.last else None
 
     @property
     def validation_losses(self) -> dict[str, float]:
@@ -116,18 +116,12 @@ class RunState:
     @property
     def goodput(self) -> MeasuredGoodput:
         """Seconds of all launches so far by what they went to."""
-        return goodput(self.events, self.record.metrics.step_times(), time.time())
+        return self.record.launches.goodput(self.record.metrics.step_times(), time.time())
 
     @property
     def refused_steps(self) -> set[float]:
         """Steps of the checkpoints that could not be read, and were not saved again since."""
-        refused: set[float] = set()
-        for event in self.events:
-            if event.get("event") == "refuse":
-                refused.add(_number(event.get("step"), -1.0))
-            elif event.get("event") == "save":
-                refused.discard(_number(event.get("step"), -1.0))
-        return refused
+        return self.record.refused
 
     def number(self, key: str) -> float | None:
         """A number of the newest metrics that has one."""
@@ -136,6 +130,28 @@ class RunState:
 
 def _number(value: Any, default: float | None = None) -> Any:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
+class _DisplayRecord(RunRecord):
+    """A run's record, with what its displays ask of all events. `validation`: the newest loss, and the steps before it, 0 where its
+    event has none. `refused`: steps of checkpoints that could not be read, and were not saved again since."""
+
+    validation: tuple[float, int] | None
+    refused: set[float]
+
+    def _restart_events(self) -> None:
+        super()._restart_events()
+        self.validation, self.refused = None, set()
+
+    def take(self, event: dict[str, Any]) -> None:
+        super().take(event)
+        kind, step = event.get("event"), _number(event.get("step"), -1.0)
+        if kind == "refuse":
+            self.refused.add(step)
+        elif kind == "save":
+            self.refused.discard(step)
+        elif kind in ("evaluate", "finish") and (loss := _number(event.get("validation_loss"))) is not None:
+            self.validation = loss, int(event.get("step") or 0)
 
 
 CHOICES = {"loss": "cross-entropy", "pointwise": "SwiGLU and rotary embedding", "recurrence": "gated delta rule"}
@@ -184,6 +200,8 @@ def _described(event: Mapping[str, Any]) -> str:
         "corruption": f"found{at}: {event.get('message', '')}",
         "save_failed": f"no checkpoint{at}: {event.get('message', '')}",
         "stop": f"stopped{at}",
+        "code": f"goes on{at} under other code: {event.get('message', '')}",
+        "branch": f"branched{at} from {event.get('message', '')}",
         "change": f"goes on{at} with {event.get('message', '')}",
         "wait": f"waiting for {event.get('message', '')}",
         "lose": f"{event.get('message', '')}; it takes no rank any more",

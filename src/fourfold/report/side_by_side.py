@@ -1,13 +1,12 @@
 """Layouts, clusters and runs side by side: one column each, predicted or measured, with the differences marked."""
 
 import textwrap
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fourfold.config import UserError
-from fourfold.config.run_rows import read_rows
+from fourfold.config.run_rows import newest_rows
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
 from fourfold.report.units import (
@@ -110,8 +109,8 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
     ranks = [each for each in everything if each.world_size == latest.world_size]
     step, size = max(each.step_seconds for each in ranks), latest.world_size
     count = config.batch.global_sequences * config.batch.sequence_length
-    timed = (row for row in read_rows(folder.metrics) if row.get("mfu") and row.get("step_seconds"))
-    last = deque(timed, 1)
+    timed = (row for row in newest_rows(folder.metrics) if row.get("mfu") and row.get("step_seconds"))
+    last = next(timed, None)
     layout = json_document(layout_record(resolve_shown(config, "exchange").layout))
     seconds = None if tokens is None else tokens / count * step
     run = None
@@ -134,7 +133,7 @@ def measured_side(name: str, folder: RunFolder, tokens: float | None, price: flo
             "step_seconds": step,
             "tokens": count,
             "tokens_per_second_per_device": count / step / size,
-            "mfu": last[0]["mfu"] * last[0]["step_seconds"] / step if last else None,
+            "mfu": last["mfu"] * last["step_seconds"] / step if last is not None else None,
             "fits": True,
             "fit": None,
             "bubble_fraction": None,

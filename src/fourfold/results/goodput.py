@@ -6,8 +6,11 @@
 A step that was trained again counts once. Time between two launches counts for nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -16,12 +19,15 @@ from fourfold.results.run import GoodputDocument, SaveAdviceDocument
 from fourfold.simulate.campaign import best_interval, efficiency, young_interval
 
 _BEGINS, _RUNS, _ENDS = ("launch", "restart"), ("start", "resume"), ("finish", "stop")
+_NEWEST = 1000
+"""Saves whose seconds advice is taken from."""
 CAUSES = ("starting", "saving", "evaluating", "standing still", "lost steps", "other")
 
 
 @dataclass
 class MeasuredGoodput:
-    """Seconds of a run by what they went to. `total_seconds`: of all launches. `starts`, `saves`: of each restart and save."""
+    """Seconds of a run by what they went to. `total_seconds`: of all launches. `starts`, `saves`: of each restart, and of the
+    newest saves."""
 
     total_seconds: float = 0.0
     kept_seconds: float = 0.0
@@ -58,37 +64,83 @@ class MeasuredGoodput:
         return shown(GoodputDocument, self, goodput=self.share, seconds=seconds, advice=self.advice() or ABSENT)
 
 
-def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], now: float) -> MeasuredGoodput:
-    """From a run's events, in order, and its metrics, as `clean_row` gives both. `now`: Unix time at which a run in progress
-    is looked at; for one that ended, that of its last event."""
-    steps, copies = dict[int, float](), dict[int, float]()
-    for row in rows:
-        if row.get("step") is not None and row.get("step_seconds") is not None:
-            steps[row["step"]] = float(row["step_seconds"])
-            copies[row["step"]] = float(row.get("memory_copy_seconds") or 0.0)
-    found = MeasuredGoodput()
-    spans = _spans(events, now)
-    for index, span in enumerate(spans):
-        begin, run, end = span.begin, span.run, span.end
-        found.total_seconds += end - begin
-        found.seconds["starting"] += (run if run is not None else end) - begin
-        if run is None:
-            continue
-        if span.is_restart:
-            found.starts.append(run - begin)
-        later = [other.step for other in spans[index + 1 :] if other.run is not None]
-        stays = range(span.step, min(later, default=max(steps, default=0) + 1))
-        kept = sum(seconds for step, seconds in steps.items() if step in stays)
-        copying = sum(seconds for step, seconds in copies.items() if step in stays)
-        found.kept_seconds += kept
-        found.seconds["saving"] += sum(span.saves) + copying
-        found.saves += span.saves
-        found.seconds["evaluating"] += span.evaluating
-        found.seconds["standing still"] += span.still
-        left = max(0.0, end - run - kept - sum(span.saves) - copying - span.evaluating - span.still)
-        found.seconds["lost steps" if span.failed else "other"] += left
-    found.failures = sum(event.get("event") == "failure" for event in events)
-    return found
+class Launches:
+    """The launches of a run, from its events one after another, as `clean_row` gives them: memory grows with launches and restarts,
+    not with saves and evaluations."""
+
+    def __init__(self) -> None:
+        self._spans: list[_Span] = []
+        self._saves = deque[float](maxlen=_NEWEST)
+        self._failures = 0
+        self._open_ended = self._has_ended = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Takes the next event."""
+        kind, time = str(event.get("event")), float(event.get("time") or 0.0)
+        self._failures += kind == "failure"
+        spans = self._spans
+        if kind in _BEGINS or (kind in _RUNS and (not spans or spans[-1].run is not None)):
+            spans.append(_Span(time, kind == "restart", time))
+        if not spans:
+            return
+        span = spans[-1]
+        if self._has_ended and kind not in (*_BEGINS, *_RUNS, "failure"):
+            return  # what follows the end of a run, as its sample, is no part of it
+        self._has_ended = kind in _ENDS
+        span.end, self._open_ended = max(span.end, time), kind not in (*_ENDS, "failure")
+        if kind in _RUNS:
+            span.run, span.step = time, int(event.get("step") or 0)
+        elif kind == "save":  # beside training it holds the step up for less than it takes
+            held = float(event.get("held_seconds", event.get("seconds")) or 0.0)
+            span.saving += held
+            if span.run is not None:
+                self._saves.append(held)
+        elif kind == "evaluate":
+            span.evaluating += float(event.get("seconds") or 0.0)
+        elif kind == "failure":
+            span.failed = True
+            span.still = float(event.get("stood_still_seconds") or 0.0)
+
+    def goodput(self, rows: Iterable[Mapping[str, Any]], now: float) -> MeasuredGoodput:
+        """`rows`: seconds of steps, of one or of several together that are counted with the first. `now`: Unix time at which a run
+        in progress is looked at; for one that ended, that of its last event."""
+        times = {
+            row["step"]: row for row in rows if row.get("step") is not None and row.get("step_seconds") is not None
+        }
+        steps = sorted(times)
+        kept = [0.0, *accumulate(float(times[step]["step_seconds"]) for step in steps)]
+        copied = [0.0, *accumulate(float(times[step].get("memory_copy_seconds") or 0.0) for step in steps)]
+        found = MeasuredGoodput(failures=self._failures, saves=list(self._saves))
+        next_step = steps[-1] + 1 if steps else 1
+        for index in reversed(range(len(self._spans))):
+            span = self._spans[index]
+            is_open = index == len(self._spans) - 1 and self._open_ended
+            begin, run, end = span.begin, span.run, max(span.end, now) if is_open else span.end
+            found.total_seconds += end - begin
+            found.seconds["starting"] += (run if run is not None else end) - begin
+            if run is None:
+                continue
+            if span.is_restart:
+                found.starts.append(run - begin)
+            low, high = bisect_left(steps, span.step), bisect_left(steps, next_step)
+            own, copying = (sums[max(low, high)] - sums[low] for sums in (kept, copied))
+            next_step = min(next_step, span.step)
+            found.kept_seconds += own
+            found.seconds["saving"] += span.saving + copying
+            found.seconds["evaluating"] += span.evaluating
+            found.seconds["standing still"] += span.still
+            left = max(0.0, end - run - own - span.saving - copying - span.evaluating - span.still)
+            found.seconds["lost steps" if span.failed else "other"] += left
+        found.starts.reverse()
+        return found
+
+
+def goodput(events: Iterable[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], now: float) -> MeasuredGoodput:
+    """From a run's events, in order, and its metrics, as `Launches` takes both."""
+    launches = Launches()
+    for event in events:
+        launches.add(event)
+    return launches.goodput(rows, now)
 
 
 @dataclass
@@ -100,35 +152,7 @@ class _Span:
     end: float
     run: float | None = None
     step: int = 0
-    saves: list[float] = field(default_factory=list)
+    saving: float = 0.0
     evaluating: float = 0.0
     still: float = 0.0
     failed: bool = False
-
-
-def _spans(events: Sequence[Mapping[str, Any]], now: float) -> list[_Span]:
-    spans: list[_Span] = []
-    open_ended = has_ended = False
-    for event in events:
-        kind, time = str(event.get("event")), float(event.get("time") or 0.0)
-        if kind in _BEGINS or (kind in _RUNS and (not spans or spans[-1].run is not None)):
-            spans.append(_Span(time, kind == "restart", time))
-        if not spans:
-            continue
-        span = spans[-1]
-        if has_ended and kind not in (*_BEGINS, *_RUNS, "failure"):
-            continue  # what follows the end of a run, as its sample, is no part of it
-        has_ended = kind in _ENDS
-        span.end, open_ended = max(span.end, time), kind not in (*_ENDS, "failure")
-        if kind in _RUNS:
-            span.run, span.step = time, int(event.get("step") or 0)
-        elif kind == "save":  # beside training it holds the step up for less than it takes
-            span.saves.append(float(event.get("held_seconds", event.get("seconds")) or 0.0))
-        elif kind == "evaluate":
-            span.evaluating += float(event.get("seconds") or 0.0)
-        elif kind == "failure":
-            span.failed = True
-            span.still = float(event.get("stood_still_seconds") or 0.0)
-    if spans and open_ended:
-        spans[-1].end = max(spans[-1].end, now)
-    return spans

@@ -8,10 +8,12 @@ from fourfold.results.record import ABSENT, record
 
 @record
 class CurveDocument:
-    """A number by step, thinned so that the least and the most of every span stay."""
+    """A number by step, thinned so that the least and the most of every span stay. `num_values`: those that the run has of these
+    steps."""
 
     steps: list[int]
     values: list[float]
+    num_values: int
 
 
 @record
@@ -67,7 +69,8 @@ class RankPlace:
 
 @record
 class RunDocument:
-    """A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured."""
+    """A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured.
+    `history`: what the run went through, of `num_history` events the first and the newest."""
 
     name: str
     folder: str
@@ -84,6 +87,8 @@ class RunDocument:
     curves: dict[str, CurveDocument]
     events: list[EventDocument]
     num_events: int
+    history: list[EventDocument]
+    num_history: int
     goodput: GoodputDocument
     ranks: list[RankPlace]
     num_ranks: int
@@ -92,10 +97,12 @@ class RunDocument:
 
 @record
 class MetricsDocument:
-    """All steps of a run: a list for every column, null where a step has no such number."""
+    """Steps of a run: a list for every column, null where a step has no such number. A long run's are those where a column has the
+    least or the most of a span; `num_steps`: how many it has."""
 
     steps: list[int]
     columns: dict[str, list[float | None]]
+    num_steps: int
 
 
 @record

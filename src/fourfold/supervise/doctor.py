@@ -1,12 +1,12 @@
 """The state of a run from outside: counters, calls and events of its ranks, whether it lives or not."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from fourfold.config import UserError
-from fourfold.config.run_rows import read_rows
+from fourfold.config.run_rows import newest_rows
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
@@ -44,10 +44,10 @@ def diagnose(path: Path, trust: bool = False) -> Diagnosis:
     ended = all(p.kind == ENDED for p in positions)
     verdict = blame.verdict(seen) if alive and not moving and not ended else None
     reports = tuple(_report(blame, rank, seen) for rank in range(len(seen)))
-    shown = (row for row in read_rows(folder.events) if row.get("event") in ("failure", "restart", "straggler"))
-    events = deque(shown, _SHOWN_EVENTS)
+    shown = (row for row in newest_rows(folder.events) if row.get("event") in ("failure", "restart", "straggler"))
+    events = tuple(islice(shown, _SHOWN_EVENTS))[::-1]
     chain = tuple(blame.chain(seen)) if verdict is not None else ()
-    return Diagnosis(alive, moving, reports, verdict, chain, tuple(events))
+    return Diagnosis(alive, moving, reports, verdict, chain, events)
 
 
 def process_states(positions: Sequence[Position]) -> list[str]:

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import raise_file_limit
+from fourfold.config.own_code import own_code
 from fourfold.launch.external import Member
 from fourfold.launch.failures import RankFailure
 from fourfold.launch.processes import LocalRanks
@@ -57,6 +58,7 @@ def follow(
     `keeps_memory`: as in `supervise`. Raises `RunFailure`.
     """
     raise_file_limit()
+    own_code()  # as in `supervise`
     stop = StopRequests()
     with stop.installed(), ExitStack() as cleanup:
         deadline = time.monotonic() + patience

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
+from fourfold.config.own_code import own_code
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.external import Member
 from fourfold.launch.kept_files import KeptFiles
@@ -79,7 +80,9 @@ def supervise(
     run. `machines`: others take part. `keeps_memory`: ranks copy their state to memory. `server`: what forks ranks, started before.
     `finished`: what supervisors of other machines are told when all ranks have finished. The first SIGINT, SIGTERM or SIGHUP is
     passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other ranks: SIGTERM, and SIGKILL
-    `grace_seconds` later. Raises `RunFailure` where a process cannot be started."""
+    `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
+    """
+    own_code()  # of the files as they are now: ranks that are started later compare with it
     stop = StopRequests()
     member = machines.member if machines is not None else None
     with stop.installed(), ExitStack() as cleanup:

@@ -3,12 +3,12 @@
 import platform
 from collections.abc import Mapping
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from fourfold.config import RunConfig
+from fourfold.config.own_code import own_code
 from fourfold.program import Program, digest
 from fourfold.runtime.step import StepResult
 
@@ -23,14 +23,10 @@ def certificate(config: RunConfig, program: Program, chain: str, chosen: Mapping
     """The values that a checkpoint's `info` has beside the cursor. `chain` is empty before the first step; equal chains mean equal
     losses and gradient norms of every step, bit for bit. `program`: rank 0's; `chosen`: what computed `attention`, `norms` and
     `matmuls`, by name."""
-    try:
-        own = version("fourfold")
-    except PackageNotFoundError:  # run from its source folder
-        own = "unknown"
     return {
         "chain": chain,
         **chosen,
         "program": digest(program),
-        "versions": {"fourfold": own, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fourfold": own_code().version, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(mode="json"),
     }

@@ -267,7 +267,7 @@ class Training(RankStart):
         made_by = self._certificate = self._certificate or certificate(
             self.config, self.program, "", self.choices.recorded
         )
-        found = {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
+        found = {**counters, "updates": self.executor.updates, **made_by, **self.provenance, "chain": self.chain}
         more = {"recent": self.spikes.recent, BEST: self.best}
         return {**found, **{key: value for key, value in more.items() if value}}
 

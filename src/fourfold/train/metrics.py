@@ -1,7 +1,8 @@
 """Metrics of a run: one JSON object a step, one an event, and optional trackers behind one small interface."""
 
 import importlib.util
-import json
+import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any, Protocol
 
 from fourfold.config import RunConfig, UserError
 from fourfold.config.errors import error_text
-from fourfold.config.json_lines import JsonLines, read_jsonl
-from fourfold.config.whole_file import write_whole
+from fourfold.config.json_lines import JsonLines, json_object, lines_from_end
 
 EVENTS = "events.jsonl"
+_DAMAGED_BYTES = 2**22
+"""Bytes at the end of a file in which lines may be damaged since the launch before, which looked at those before them."""
 
 
 class MetricsSink(Protocol):
@@ -32,10 +34,38 @@ def append_event(out: Path, name: str, **values: Any) -> None:
 
 def truncate_after(path: Path, step: int) -> None:
     """Drops the lines of steps at or past `step`, which a resumed run will write again, and what is no step: a torn last line, or
-    the zeros and foreign bytes that a power cut leaves."""
-    if path.exists():
-        rows = [row for row in read_jsonl(path) if isinstance(row.get("step"), int) and row["step"] < step]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    the zeros and foreign bytes that a power cut leaves. The file is read from its end, as far as such lines can stand."""
+    cut, behind, kept, seen = -1, list[bytes](), list[bytes](), 0
+    for place, line in lines_from_end(path):
+        row, seen = json_object(line), seen + len(line)
+        if row is not None and isinstance(row.get("step"), int) and row["step"] < step:
+            kept.append(line)
+            if seen > _DAMAGED_BYTES:
+                break
+        else:
+            cut, behind, kept = place, behind + kept, []
+    if behind:
+        _write_again(path, cut, behind[::-1])
+    elif cut >= 0:
+        os.truncate(path, cut)
+    elif kept:
+        with open(path, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def _write_again(path: Path, begin: int, lines: list[bytes]) -> None:
+    """Replaces what stands from byte `begin` on by these lines, in one piece."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(path, aside)
+        os.truncate(aside, begin)
+        with open(aside, "ab") as file:
+            file.writelines(line + b"\n" for line in lines)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 class RunLog:

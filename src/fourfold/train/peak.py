@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fourfold.config.run_rows import read_rows
+from fourfold.config.run_rows import newest_rows
 from fourfold.model import torch_onednn
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.train.metrics import EVENTS
@@ -97,8 +97,8 @@ def _rate(matmul: Callable[[], Tensor], size: int, device: torch.device) -> floa
 
 def known_peak_flops(out: Path) -> float:
     """The peak that an earlier generation of the run in `out` measured; 0 where there is none."""
-    found = [row.get("peak_flops") for row in read_rows(out / EVENTS) if row.get("event") == "machine"]
-    return float(found[-1]) if found and isinstance(found[-1], float) else 0.0
+    found = next((row.get("peak_flops") for row in newest_rows(out / EVENTS) if row.get("event") == "machine"), None)
+    return found if isinstance(found, float) else 0.0
 
 
 def _synchronize(device: torch.device) -> None:

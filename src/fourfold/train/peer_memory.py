@@ -23,7 +23,7 @@ from fourfold.checkpoint.save import file_name, layout_degrees
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, is_first_of_stage, places
 from fourfold.config import RunConfig
-from fourfold.config.json_lines import read_jsonl
+from fourfold.config.json_lines import newest_first
 from fourfold.program.view import RankView
 from fourfold.runtime.memory_file import DESCRIPTOR, PLACE, VERSIONS, MemoryFile
 from fourfold.runtime.progress import this_boot
@@ -129,11 +129,8 @@ class PeerMemory:
 
     def _is_distrusted(self) -> bool:
         """Whether the last ranks found silent corruption: copies since the last check may hold it."""
-        corrupt = False
-        for row in read_jsonl(self._out / EVENTS):
-            if row.get("event") in ("start", "resume", "corruption"):
-                corrupt = row["event"] == "corruption"
-        return corrupt
+        kinds = (row.get("event") for row in newest_first(self._out / EVENTS))
+        return next((kind for kind in kinds if kind in ("start", "resume", "corruption")), "") == "corruption"
 
     def fetch(self, copy: MemoryCopy, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor]) -> dict[str, Any]:
         """Brings the files that hold these shards to this machine's memory; where their bytes are, by name."""

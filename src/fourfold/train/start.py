@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import FinalFailure
+from fourfold.config.own_code import own_code
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
 from fourfold.data.skipped import skipped_data
@@ -17,6 +18,7 @@ from fourfold.program import digest
 from fourfold.program.resolve import resolve_step
 from fourfold.program.spec import transport_on
 from fourfold.program.view import rank_view
+from fourfold.rendezvous.ownership import run_in
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.device_progress import open_board
 from fourfold.runtime.executor import Executor
@@ -31,6 +33,7 @@ from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import append_event
 from fourfold.train.peer_memory import open_peer_memory
+from fourfold.train.provenance import ALLOWED, lineage_from, provenance, require_same_code, tell_origin
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
@@ -60,6 +63,9 @@ class RankStart:
         self.program = self.programs.plain.program
         self.steps = self.stage.end
         self.tables = feed_tables(self.spec, context.device)
+        require_same_code(table)
+        if not table.get(ALLOWED):
+            context.agree("code", own_code().digest, 0)
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
         self.left_out = prepared.left_out()
@@ -114,9 +120,15 @@ class RankStart:
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")
             self.saved_step = self.step
             self.resumed_from = "memory" if resumption.memory is not None else "disk"
+            run = run_in(out).get("run", "")
+            lineage = lineage_from(info, run, self._restored)
+            if context.rank == 0:
+                tell_origin(out, info, lineage, run)
         else:
+            lineage = []
             state.initial_biases(released, self.view, self.executor.routers)
             starting.meet()
+        self.provenance = provenance(table, lineage)
         if self.memory is not None:
             self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
@@ -132,6 +144,7 @@ class RankStart:
     def _restore(self, path: Path, copy: MemoryCopy | None) -> dict[str, Any]:
         """Fills this rank's state from a checkpoint, or from a copy in memory."""
         place = self.view, self.units, self.executor.routers, self.context.rank
+        self._restored = path
         if copy is None or self.memory is None:
             return state.restore(path, *place, advance=self._starting.advance)
         shards = state.unit_shards(self.spec.layout, self.units, self.context.rank)

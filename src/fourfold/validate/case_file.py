@@ -1,6 +1,7 @@
 """Cases from files: `[[case]]` tables in the run file's words, each with its cluster, its software and what was measured; and runs
 as cases, a finished one by its run file and `metrics.jsonl`, one of the literature by its preset's published figure."""
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +48,15 @@ def run_case(name: str, run: RunConfig, metrics: Iterable[Mapping[str, Any]], cl
     `metrics.jsonl`, whose first step is left out: it warms up. `cluster` None: the run's own.
 
     Raises `UserError` where fewer than two steps were measured, or nothing says how fast the machine is."""
-    steps = {row["step"]: row for row in metrics if isinstance(row.get("step"), int)}
-    warm = [steps[step] for step in sorted(steps)][1:]
-    seconds = [value for row in warm if (value := _positive(row.get("step_seconds"))) is not None]
+    first, seconds, peak = None, array("d"), None
+    for row in metrics:
+        if type(step := row.get("step")) is not int or step < 0:
+            continue
+        first = step if first is None else first
+        if step > first:
+            taken, held = _positive(row.get("step_seconds")), _positive(row.get("peak_memory_bytes"))
+            seconds.extend([taken] if taken is not None else [])
+            peak = held if peak is None else max(peak, held or 0.0)
     if not seconds:
         raise UserError(
             f"{name}: its metrics.jsonl has fewer than two steps; what works: the folder of a run that trained"
@@ -60,7 +67,6 @@ def run_case(name: str, run: RunConfig, metrics: Iterable[Mapping[str, Any]], cl
             f"{name}: nothing says how fast its machine is; what works: fourfold calibrate --out this-machine.toml, then "
             "fourfold validate RUN_DIR --cluster this-machine.toml"
         )
-    peaks = [value for row in warm if (value := _positive(row.get("peak_memory_bytes"))) is not None]
     return Case(
         name=name,
         source=f"{name}/metrics.jsonl, median of {len(seconds)} steps",
@@ -68,9 +74,7 @@ def run_case(name: str, run: RunConfig, metrics: Iterable[Mapping[str, Any]], cl
         model=resolve_model(run.model),
         cluster=load_cluster(machine),
         software=Software(),
-        measured=MeasuredStep(
-            step_seconds=median(seconds), peak_memory_bytes=max(peaks, default=None), memory_rank="first"
-        ),
+        measured=MeasuredStep(step_seconds=median(seconds), peak_memory_bytes=peak, memory_rank="first"),
     )
 
 

@@ -265,10 +265,11 @@ export interface CrossedLevel {
   sent_bytes: number;
 }
 
-/** A number by step, thinned so that the least and the most of every span stay. */
+/** A number by step, thinned so that the least and the most of every span stay. `num_values`: those that the run has of these steps. */
 export interface CurveDocument {
   steps: number[];
   values: number[];
+  num_values: number;
 }
 
 /** A row of `fourfold list devices --json`. */
@@ -533,10 +534,11 @@ export interface MessageDocument {
   seconds: number;
 }
 
-/** All steps of a run: a list for every column, null where a step has no such number. */
+/** Steps of a run: a list for every column, null where a step has no such number. A long run's are those where a column has the least or the most of a span; `num_steps`: how many it has. */
 export interface MetricsDocument {
   steps: number[];
   columns: Record<string, (number | null)[]>;
+  num_steps: number;
 }
 
 /** The keys of `[model]` that a config.json states. */
@@ -795,7 +797,7 @@ export interface RooflineDocument {
   attention: AttentionSize | null;
 }
 
-/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. */
+/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. `history`: what the run went through, of `num_history` events the first and the newest. */
 export interface RunDocument {
   name: string;
   folder: string;
@@ -812,6 +814,8 @@ export interface RunDocument {
   curves: Record<string, CurveDocument>;
   events: EventDocument[];
   num_events: number;
+  history: EventDocument[];
+  num_history: number;
   goodput: GoodputDocument;
   ranks: RankPlace[];
   num_ranks: number;

@@ -74,3 +74,9 @@ export const unbroken = (text: string): string =>
 
 /** Words of a key: `dp_shard` -> `dp shard`. */
 export const words = (key: string): string => key.replaceAll("_", " ");
+
+/** A moment of Unix time, where the reader is. */
+export const clock = (time: number | null): string => {
+  const date = new Date((time ?? Number.NaN) * 1000);
+  return Number.isNaN(date.getTime()) ? "" : date.toLocaleString("sv-SE");
+};

@@ -8,6 +8,8 @@ export interface Curve {
   key: string;
   title: string;
   series: Series;
+  /** How many values the run has of these steps, of which the series may have fewer. */
+  numValues: number;
   format: (value: number) => string;
   dots?: Series | undefined;
   level?: { value: number; name: string } | undefined;
@@ -49,6 +51,7 @@ export function curvesOf(run: RunDocument, comparison: ComparisonDocument | unde
       key,
       title,
       series,
+      numValues: series.num_values,
       format,
       ...(key === "loss" && { dots: run.curves.validation_loss }),
       ...(level != null && { level: { value: level, name: `predicted ${format(level)}` } }),

@@ -95,12 +95,13 @@ export class Follow {
 
 /** Whether anything happened between two answers. */
 function changed(before: RunDocument | undefined, now: RunDocument): boolean {
-  const marks = ({ step, num_events, state, latest, ranks }: RunDocument) =>
+  const marks = ({ step, num_events, state, latest, notes, ranks }: RunDocument) =>
     JSON.stringify([
       step,
       num_events,
       state,
       latest,
+      notes,
       ranks.map((rank) => [rank.step, rank.index, rank.state]),
     ]);
   return before === undefined || marks(before) !== marks(now);
