@@ -44,14 +44,21 @@ def page() -> str:
             lines += _section(
                 f"[{name}]: {_literal(kind.model_fields['name'].annotation)}", kind, f"{name}.{kind.__name__}", "###"
             )
-        for key, inner in section.model_fields.items():
-            table = _model_in(inner.annotation)
-            if table is not None:
-                listed = typing.get_origin(inner.annotation) is not None and "list" in str(inner.annotation)
-                lines += _section(
-                    f"{name}.{key}" + (", a list of tables" if listed else ", a table"), table, f"{name}.{key}", "###"
-                )
+        lines += _tables(section, name, set())
     return "\n".join(lines)
+
+
+def _tables(section: type[BaseModel], name: str, known: set[type[BaseModel]]) -> list[str]:
+    """The tables in a section, each before those in it, but for kinds that are known."""
+    lines = []
+    for key, inner in section.model_fields.items():
+        table, place = _model_in(inner.annotation), f"{name}.{key}"
+        if table is not None and table not in known:
+            known.add(table)
+            listed = typing.get_origin(inner.annotation) is not None and "list" in str(inner.annotation)
+            lines += _section(place + (", a list of tables" if listed else ", a table"), table, place, "###")
+            lines += _tables(table, place, known)
+    return lines
 
 
 def _section(title: str, section: type[BaseModel], prefix: str, level: str = "##") -> list[str]:

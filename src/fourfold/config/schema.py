@@ -124,7 +124,7 @@ class DataSection(Section):
     skip_sequences: list[SkippedData] = Field(default_factory=list)
     """Data to leave out: tables with `step` and `sequences`, as a run that rolled back did (`spikes.policy`)."""
     """One document in this many belongs to the validation set, chosen by a hash of its text, or of its ids."""
-    validation_key: Annotated[str, Field(max_length=100)] = ""
+    validation_key: str = ""
     """A key of this hash: another one chooses other documents."""
     directory: str = "fourfold-data"
     """Folder that holds the tokens that were prepared."""
