@@ -96,4 +96,6 @@ def test_channels_may_decay_as_strongly_as_they_like(tokens: int, least: float) 
     with torch.no_grad():
         torch.testing.assert_close(delta.forward(ops, leaves, None), out, rtol=1e-11, atol=1e-11)
         for name, mine, theirs in zip("qkvgb", delta.backward(ops, [grad], leaves, None), wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+            torch.testing.assert_close(
+                mine, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+            )

@@ -23,6 +23,7 @@ GPT2 = replace(
 RECURRENT = replace(
     MODEL, mixer="gated_delta", delta_key_heads=2, delta_value_heads=6, delta_key_dim=16, delta_value_dim=24
 )
+CHANNELS = replace(RECURRENT, mixer="kimi_delta", delta_key_heads=6, delta_key_dim=24)
 KINDS = [(1, False), (2, False), (2, True)]
 KIND_NAMES = ["one rank", "tp", "tp+sequence"]
 
@@ -61,13 +62,17 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
-@pytest.mark.parametrize("mixer", ["gated_delta", "short_convolution"])
+@pytest.mark.parametrize(
+    "model",
+    [RECURRENT, CHANNELS, replace(RECURRENT, mixer="short_convolution")],
+    ids=["gated_delta", "kimi_delta", "short_convolution"],
+)
 @pytest.mark.parametrize("length", [128, 70])
 def test_mixers_that_read_in_order(
-    length: int, mixer: Any, tp: int, sequence: bool, policy: str, compute: str, documents: bool
+    length: int, model: ModelConfig, tp: int, sequence: bool, policy: str, compute: str, documents: bool
 ) -> None:
     options = {"length": length, "compute": compute, "policy": policy, "documents": documents}
-    check_phases(tp, model=replace(RECURRENT, mixer=mixer), sequence=sequence, **options)
+    check_phases(tp, model=model, sequence=sequence, **options)
 
 
 @pytest.mark.grid(1)
@@ -94,7 +99,7 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
 
 
 @pytest.mark.grid(2)
-@pytest.mark.parametrize("model", [MODEL, GPT2, RECURRENT], ids=["llama", "gpt2", "recurrent"])
+@pytest.mark.parametrize("model", [MODEL, GPT2, RECURRENT, CHANNELS], ids=["llama", "gpt2", "recurrent", "channels"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
 def test_the_two_halves_of_backward_do_what_the_full_one_does(

@@ -3,8 +3,8 @@
     pairs_ij = sum over channels c of left_ic right_jc exp(G_ic - G_jc)        for j <= i
 
 G is the sum of the logarithms of decays up to a token. The chunk is halved, and each half again, down to single tokens: with R the
-G at the end of a first half, the second half's pairs with the first are one matmul, of left exp(G - R) and right exp(R - G). Neither
-factor exceeds 1, however strong the decay is.
+G at the end of a first half, the second half's pairs with the first are one matmul, of left exp(G - R) and right exp(R - G). No
+exponent is above 0, however strong the decay is.
 
 Shapes: left, right, G [n, C, d], C a power of two; pairs [n, C, C]."""
 
