@@ -36,6 +36,7 @@ KNOWN = (
     Case("deepseek_v3", ("norm_topk_prob",), None),
     Case("deepseek_v3", ("head_dim",), 2),
     Case("qwen3_next", ("moe_intermediate_size",), None),
+    Case("kimi_linear", ("linear_num_heads",), 1),
 )
 """Changes that once gave another model, or a message without the key."""
 REFUSED = KNOWN[0], KNOWN[2], KNOWN[3], KNOWN[4], KNOWN[5], KNOWN[7], KNOWN[14]

@@ -39,6 +39,8 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if key:
         view = seen_as_ours(key, theirs)
         return theirs[key] if view is None else view(theirs[key])
+    if (place := re.search(r"self_attn\.([qkv])_conv1d", name)) is not None:
+        return theirs[name.replace(place[0], "self_attn.conv1d")].chunk(3)["qkv".index(place[1])]
     if ".linear_attn.conv_" in name:
         return _convolution(name, theirs)
     if name in _TABLES and _TABLES[name] in theirs:
@@ -84,10 +86,11 @@ def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """A parameter's name as it is here, in gpt-oss, and in Llama 4."""
+    """A parameter's name as it is here, in gpt-oss, in Llama 4, and in Kimi-Linear."""
+    forget = re.sub(r"self_attn\.(f_|A_log|dt_bias)", r"self_attn.forget_gate.\1", name)
     router = name.replace("mlp.gate.", "mlp.router.")
     fed = router.replace(".mlp.", ".feed_forward.").replace("shared_experts", "shared_expert")
-    return name, router, fed
+    return name, router, fed, forget
 
 
 def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:

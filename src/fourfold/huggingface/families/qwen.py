@@ -15,6 +15,7 @@ from fourfold.huggingface.layer_types import (
     SLIDING,
     layer_types,
     one_window,
+    other_mixers,
     read_mixers,
     read_switched_window,
     stated_kinds,
@@ -172,6 +173,7 @@ QWEN3_NEXT = Family(
     usual={"rotary_fraction": 0.25},
     may=("mixer", "num_shared_experts", "first_dense_layers"),
     by_layer=("mixer",),
+    departs=lambda model: other_mixers(model, "gated_delta"),
     needs=("num_experts", "num_shared_experts", "delta_value_heads"),
     tensors=TensorNames(
         modules=(
