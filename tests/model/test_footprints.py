@@ -75,6 +75,17 @@ def test_mixers_that_read_in_order(
     check_phases(tp, model=model, sequence=sequence, **options)
 
 
+@pytest.mark.parametrize("mixer", ["gated_delta", "short_convolution"])
+def test_a_convolution_of_one_token_brings_none_from_other_ranks(mixer: Any) -> None:
+    shape = Shape(2, 128, "fp32", "fp32", True, cp_ring=2)
+    sent = []
+    for kernel in (1, 2):
+        model = replace(RECURRENT, mixer=mixer, convolution_kernel=kernel)
+        footprint = segment_footprint(build_segments(model)[1], model, shape, "none")
+        sent.append(len(footprint.forward.collectives) + len(footprint.backward.collectives))
+    assert sent[0] == sent[1] - 2
+
+
 @pytest.mark.grid(1)
 @pytest.mark.parametrize("placement", ["post", "sandwich"])
 @pytest.mark.parametrize("policy", ["none", "selective"])
