@@ -102,6 +102,7 @@ def test_keys_left_out_mean_what_they_mean_to_transformers(tmp_path: Path) -> No
         ({"layer_types": ["linear_attention"] * 27}, "layer_types and linear_attn_config contradict each other"),
         ({"mlp_layer_types": ["sparse"] * 27}, "mlp_layer_types and first_k_dense_replace = 1 contradict"),
         ({"mlp_layer_types": ["sparse"] * 26 + ["dense"]}, "mlp_layer_types = .* 'dense' for the first layers"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings = true is not supported"),
         ({"mla_use_nope": False}, "mla_use_nope = false is not supported"),
         ({"num_nextn_predict_layers": 1}, "num_nextn_predict_layers = 1 is not supported"),
         ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
@@ -122,3 +123,7 @@ def test_a_family_with_another_recurrence_is_none(name: str, mixer: str) -> None
     model = resolve(**{**STATED[name], **heads, "mixer": mixer})
     assert model.family != name
     assert family_of(model) == CUSTOM
+
+
+def test_tied_embeddings_are_not_written_to_be_lost() -> None:
+    assert resolve(**STATED["kimi_linear"], tie_embeddings=True).family == CUSTOM

@@ -123,7 +123,8 @@ def _write(model: ModelConfig) -> dict[str, Any]:
 
 
 def _departs(model: ModelConfig) -> dict[str, Any]:
-    return {**experts_depart(model), **other_mixers(model, "kimi_delta")}
+    tied = {"tie_embeddings": True} if model.tie_embeddings else {}
+    return {**tied, **experts_depart(model), **other_mixers(model, "kimi_delta")}
 
 
 KIMI_LINEAR = Family(
@@ -147,6 +148,7 @@ KIMI_LINEAR = Family(
         "use_grouped_topk": (True,),
         "mla_use_nope": (True,),
         "num_nextn_predict_layers": (0, None),
+        "tie_word_embeddings": FALSE,  # transformers ties nothing, whatever it says
     },
     lacks=("mlp_bias",),
     # transformers' own pad_token_id names a token, whose row of the embedding would get no gradient
