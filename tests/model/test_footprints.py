@@ -76,7 +76,7 @@ def test_mixers_that_read_in_order(
 
 
 @pytest.mark.parametrize("mixer", ["gated_delta", "short_convolution"])
-def test_a_convolution_of_one_token_brings_none_from_other_ranks(mixer: Any) -> None:
+def test_a_convolution_of_one_token_needs_none_of_other_ranks(mixer: Any) -> None:
     shape = Shape(2, 128, "fp32", "fp32", True, cp_ring=2)
     sent = []
     for kernel in (1, 2):
