@@ -33,12 +33,10 @@ def pairs(ops: Operations, left: Array, right: Array, total: Array) -> Array:
 
 
 def pairs_backward(ops: Operations, grad: Array, left: Array, right: Array, total: Array) -> tuple[Array, Array]:
-    """Gradients of left and right. Nothing of `grad` [n, C, C] above its diagonal is read. That of G follows from them: left x its
-    gradient - right x its gradient."""
+    """Gradients of left and right by pairs of different tokens: nothing of `grad` [n, C, C] but what is below its diagonal is read.
+    That of G follows from them: left x its gradient - right x its gradient."""
     with ops.fused():
-        own = grad.diagonal(0, 1, 2).unsqueeze(-1)
-        d_left, d_right = right * own, left * own
-        del own
+        d_left, d_right = left.new_zeros(left.shape), left.new_zeros(left.shape)
     for half in _halves(left.shape[1]):
         with ops.fused():
             after, before = _decays(total, half)

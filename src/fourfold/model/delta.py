@@ -16,7 +16,8 @@ In a chunk of tokens that begins with state S (WY form; Bischof & Van Loan 1987)
 Where heads decay as one, (X Y) is X Y^T times a matrix D, else `decayed_pairs.py` computes it. Everything but the chain of states
 runs for all chunks at once. Backward makes states and U again, then goes through the same lines from their end; with
 dR = (I + A)^-T dU, dA = -dR U^T. The gradient of G_i is what scaled a token's rows by it minus what scaled them by its inverse:
-q_i dq_i + k_i dk_i of k as a row of A minus k_i dk_i of k as a column of A and P. Where a document starts, the state before it is
+q_i dq_i + k_i dk_i of k as a row of A minus k_i dk_i of k as a column of A and P, all without P's diagonal, which no decay scales.
+Beside that, what strong decays leave would be lost. Where a document starts, the state before it is
 forgotten: D, e^G and e^{G_C} are 0 across it.
 
 Shapes: q, k [batch, seq, key heads, d], v [batch, seq, heads, value], b [batch, seq, heads], g the same, or [batch, seq, heads, d],
@@ -300,7 +301,7 @@ def _pairs(ops: Operations, c: Chunks, left: Array, right: Array) -> Array:
 
 
 def _pairs_backward(ops: Operations, c: Chunks, grad: Array, left: Array, right: Array) -> tuple[Array, Array]:
-    """Gradients of both. `grad`: of (X Y), masked, zero above its diagonal."""
+    """Gradients of both. `grad`: of (X Y), masked, zero but below its diagonal."""
     if c.total is not None:
         return pairs_backward(ops, grad, left, right, c.total)
     return ops.matmuls(grad, right), ops.matmuls(grad.transpose(1, 2), left)
@@ -388,7 +389,8 @@ def gradients(
         d_row.mul_(c.strength)
     inner = ops.matmuls(grad, s.updates.transpose(1, 2))
     with ops.fused():
-        c.mask_(inner.tril_())
+        diagonal = ops.copy(inner.diagonal(0, 1, 2).unsqueeze(-1))
+        c.mask_(inner.tril_(-1))
     d_q, d_column = _pairs_backward(ops, c, inner, c.q, c.k)
     del inner
     read = ops.matmuls(grad, begun.transpose(1, 2))
@@ -402,8 +404,9 @@ def gradients(
         at_end.mul_(c.leaving)
         d_k.add_(at_end)
         d_total = (c.q * d_q).addcmul_(c.k, d_row).addcmul_(c.k, d_k, value=-1)
-        d_k.add_(d_row)
-        del d_row
+        d_k.add_(d_row).addcmul_(c.q, diagonal)
+        d_q.addcmul_(c.k, diagonal)
+        del d_row, diagonal
         last = at_end.mul_(c.k).sum(1, keepdim=True)
         del at_end
         last.add_((begun * at_ends).sum(-1, keepdim=True).mul_(c.through).transpose(1, 2))
