@@ -24,6 +24,7 @@ RECURRENT = replace(
     MODEL, mixer="gated_delta", delta_key_heads=2, delta_value_heads=6, delta_key_dim=16, delta_value_dim=24
 )
 CHANNELS = replace(RECURRENT, mixer="kimi_delta", delta_key_heads=6, delta_key_dim=24)
+SEPARATE = replace(RECURRENT, delta_projection="separate")
 KINDS = [(1, False), (2, False), (2, True)]
 KIND_NAMES = ["one rank", "tp", "tp+sequence"]
 
@@ -64,8 +65,8 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize(
     "model",
-    [RECURRENT, CHANNELS, replace(RECURRENT, mixer="short_convolution")],
-    ids=["gated_delta", "kimi_delta", "short_convolution"],
+    [RECURRENT, SEPARATE, CHANNELS, replace(RECURRENT, mixer="short_convolution")],
+    ids=["gated_delta", "separate", "kimi_delta", "short_convolution"],
 )
 @pytest.mark.parametrize("length", [128, 70])
 def test_mixers_that_read_in_order(

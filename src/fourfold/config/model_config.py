@@ -243,6 +243,9 @@ class ModelConfig(LayerConfig):
     """Gated and Kimi delta rule: elements of a head's query and key."""
     delta_value_dim: Count = 0
     """Gated delta rule: elements of a head's value. Kimi delta rule: as many as of its key."""
+    delta_projection: Literal["heads", "separate"] = "heads"
+    """Gated delta rule: whether what is projected for a key head lies together (`heads`; Qwen3-Next; the default), or all queries,
+    all keys, all values and so on `separate` (Qwen3.5)."""
     convolution_kernel: Size = 4
     """Tokens that a convolution of `mixer` sees, the token's own among them. Default: 4."""
 

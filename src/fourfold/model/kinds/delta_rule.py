@@ -21,6 +21,7 @@ from fourfold.model.convolution import (
     positions_of,
     split_gradient,
 )
+from fourfold.model.environment import Environment
 from fourfold.model.kinds.kind import Mixer, Pass
 from fourfold.model.norm import rms_norm, rms_norm_backward
 from fourfold.model.operations import Array, Operations
@@ -90,12 +91,13 @@ class DeltaRule(Mixer, Generic[Own]):
         raise NotImplementedError
 
     def taps(self, run: Pass, w: Own) -> Array:
-        """The convolution's weights [kernel, groups, c], those of the token itself last, in the accumulation format."""
-        raise NotImplementedError
+        """The convolution's weights [kernel, groups, c], those of the token itself last, in the accumulation format. Here all
+        channels are of one group."""
+        return run.ops.upcast(w.convolution.data).permute(2, 1, 0)
 
     def add_taps(self, found: Array, w: Own) -> None:
         """Adds the gradient of `taps` to that of the weights."""
-        raise NotImplementedError
+        w.convolution.add(found.permute(2, 1, 0).contiguous())
 
     def open(self, ops: Operations, gate: Array) -> Array:
         """The factor of the output that the gate gives."""
@@ -251,6 +253,15 @@ class DeltaRule(Mixer, Generic[Own]):
             given = [split_gradient(run.env, d_tokens, into.mixed)]
             del d_tokens, d_taps
         add_in_front(run.env, given, into.mixed)
+
+
+def with_small(env: Environment, grad: Array, weight: Weight, by_small: Array, small: Weight) -> Array:
+    """This rank's part of the gradient of an input [T, hidden] that two weights read, the small one in the compute format."""
+    full, more = env.gemms.matmul(grad, weight.data), env.ops.matmul(by_small, small.data)
+    with env.ops.fused():
+        full.add_(more)
+        del more
+    return full
 
 
 def _unit(x: Array) -> tuple[Array, Array]:

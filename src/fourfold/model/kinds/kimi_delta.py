@@ -8,7 +8,7 @@ in backward. Tensor parallelism splits heads. Symbols are those of `delta_rule.p
 from dataclasses import dataclass
 
 from fourfold.model.context.recurrence import stretches
-from fourfold.model.kinds.delta_rule import DeltaParameters, DeltaRule, Projected, T
+from fourfold.model.kinds.delta_rule import DeltaParameters, DeltaRule, Projected, T, with_small
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parameter import Declared, ParameterSpec, Widths, column, gain, replicated, row
@@ -105,12 +105,7 @@ class KimiDelta(DeltaRule[Weights]):
         grads.clear()
         x = source.input()
         inputs = ColumnInput(env, w.projection, x)
-        full, by_strengths = env.gemms.matmul(grad, w.projection.data), ops.matmul(d_strengths, w.strength.data)
-        with ops.fused():
-            full.add_(by_strengths)
-            del by_strengths
-        arriving = sum_partial(full, env.parallel)
-        del full
+        arriving = sum_partial(with_small(env, grad, w.projection, d_strengths, w.strength), env.parallel)
         parts = [env.gemms.matmul(d_decays, w.decay_up.data), env.gemms.matmul(d_gate, w.gate_up.data)]
         with ops.fused():
             narrow = sum_partial(ops.concatenate(parts, dim=1), env.parallel)
@@ -129,12 +124,6 @@ class KimiDelta(DeltaRule[Weights]):
     def by_head(self, channels: Array) -> tuple[Array, Array, Array]:
         q, k, v = channels.squeeze(2).unflatten(-1, (3, -1, self.head_dim)).unbind(2)
         return q, k, v.unsqueeze(3)
-
-    def taps(self, run: Pass, w: Weights) -> Array:
-        return run.ops.upcast(w.convolution.data).permute(2, 1, 0)
-
-    def add_taps(self, found: Array, w: Weights) -> None:
-        w.convolution.add(found.permute(2, 1, 0).contiguous())
 
     def open(self, ops: Operations, gate: Array) -> Array:
         return gate.sigmoid()
