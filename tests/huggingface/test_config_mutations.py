@@ -92,7 +92,7 @@ def test_every_key_that_transformers_code_reads_is_known(family: str) -> None:
     shared = _read_by_transformers("transformers.masking_utils", "transformers.modeling_rope_utils")
     own = _read_by_transformers(modeling_of(family).__name__)
     assert {"is_causal", "rope_parameters"} <= shared
-    assert len(own) > 10
+    assert len(own) >= 10
     for found, others in ((own, OTHER_HEADS | PICTURES), (shared, OTHER_LAYERS)):
         assert set(unread_keys(dict.fromkeys(found, 1), FAMILIES[family])) <= others | METHODS
 
