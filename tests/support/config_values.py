@@ -35,6 +35,14 @@ _KIMI: dict[str, Any] = {
 _LINEAR = {
     "kda_layers": [1], "full_attn_layers": [2], "num_heads": 2, "head_dim": 8, "short_conv_kernel_size": 3,
 }  # fmt: skip
+_QWEN_5: dict[str, Any] = {
+    **{key: value for key, value in _QWEN_NEXT.items() if key.startswith("linear")}, "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+    },
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
@@ -101,6 +109,17 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "kimi_linear released": ("kimi_linear", {**_KIMI, "linear_attn_config": _LINEAR, "first_k_dense_replace": 1}),
+    "qwen3_5_text": ("qwen3_5_text", _QWEN_5),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        {
+            **_QWEN_MOE,
+            **_QWEN_5,
+            "shared_expert_intermediate_size": 32,
+            "layer_types": None,
+            "full_attention_interval": 2,
+        },
+    ),
     "phi3 long": (
         "phi3",
         {"sliding_window": None, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},
