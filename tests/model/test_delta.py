@@ -99,3 +99,22 @@ def test_channels_may_decay_as_strongly_as_they_like(tokens: int, least: float) 
             torch.testing.assert_close(
                 mine, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
             )
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
+def test_what_strong_decays_leave_of_their_gradient_is_not_lost(channels: bool) -> None:
+    """A token's pair with itself, a billion times as large, would hide it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(1, 70, 2, *shape, generator=generator, dtype=torch.float64)
+
+    q, k, v, b = random(5), torch.nn.functional.normalize(random(5), dim=-1), random(3), random()
+    g = -20 - random(*[5] * channels)
+    leaves = [x.requires_grad_() for x in (q, k, v, g, b)]
+    out, _ = by_tokens(*leaves, torch.zeros(1, 2, 5, 3, dtype=torch.float64), None)
+    (wanted,) = torch.autograd.grad(out.sum(), [g])
+    with torch.no_grad():
+        found = delta.backward(ops, [torch.ones_like(out)], leaves, None)[3]
+    assert wanted.abs().max() < 1e-7
+    assert ((found - wanted).norm() / wanted.norm()).item() < 1e-10
