@@ -38,7 +38,7 @@ _MLA: dict[str, Any] = {
 }  # fmt: skip
 _NOT_SAVED = {"mtp_layers": 0, "balance_bias_speed": 0}
 """transformers writes no MTP modules, and no speed."""
-BALANCED = ("deepseek_v3", "glm4_moe")
+BALANCED = ("deepseek_v3", "glm4_moe", "kimi_linear")
 """Families whose routers have balancing biases."""
 STATED: dict[str, dict[str, Any]] = {
     "mixtral": {**_SIZES, "num_experts": 4, "top_k": 2, "num_kv_heads": 2},

@@ -33,6 +33,9 @@ PUBLISHED = {
     "kimi-k2": 1_026_408_209_408,  # 1,026,408,232,448 with its balancing biases, 60 x 384
     "glm-4.5": 352_797_814_784,  # "355B", without its balancing biases and multi-token prediction
     "qwen3-next-80b-a3b": 79_674_391_296,  # "80B", without its MTP module
+    "kimi-linear-48b-a3b": 49_122_675_072,  # "48B", without its balancing biases
+    "qwen3.5-27b": 26_895_998_464,  # "27B", without its MTP module
+    "qwen3.5-35b-a3b": 34_660_610_688,  # "35B", without its MTP module
     "lfm2-1.2b": 1_170_340_608,  # "1.17B"
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
@@ -51,6 +54,8 @@ ACTIVE = {
     "kimi-k2": 32.86e9,
     "gpt-oss-20b": 4.19e9,  # "3.61B" and the embedding
     "qwen3-next-80b-a3b": 3.875e9,
+    "kimi-linear-48b-a3b": 3.484e9,  # "3B"
+    "qwen3.5-35b-a3b": 3.455e9,
     "llama4-scout": 17.17e9,
     "llama4-maverick": 17.18e9,
     "llama3-405b": 405.85e9,

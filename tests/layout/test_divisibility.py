@@ -27,6 +27,7 @@ EXPERTS: dict[str, Any] = {**DENSE, "num_experts": 6, "top_k": 2, "moe_ffn_size"
 RECURRENT: dict[str, Any] = {
     **DENSE, "mixer": "gated_delta", "delta_key_heads": 3, "delta_value_heads": 6, "delta_key_dim": 8, "delta_value_dim": 4,
 }  # fmt: skip
+CHANNELS = {"mixer": "kimi_delta", "delta_key_heads": 6, "delta_key_dim": 4}
 SHARED: dict[str, Any] = {**EXPERTS, "num_shared_experts": 3}
 
 
@@ -46,6 +47,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**DENSE, "ffn_size": 142}, {"tp": 4}, "layout.tp = 4 does not divide model.ffn_size = 142; a value that works: 2"),
     ({**SHARED, "moe_ffn_size": 7}, {"tp": 2}, "does not divide model.num_shared_experts x model.moe_ffn_size = 21"),
     (RECURRENT, {"tp": 4}, "layout.tp = 4 does not divide model.delta_key_heads = 3; a value that works: 1"),
+    ({**RECURRENT, **CHANNELS}, {"tp": 4}, "layout.tp = 4 does not divide model.delta_key_heads = 6; a value that works: 2"),
     (DENSE, {"cp": 5}, "batch.sequence_length = 48 is not a multiple of 2 x layout.cp = 10"),
     (DENSE, {"cp": 3, "length": 45}, "batch.sequence_length = 45 is not a multiple of 2 x layout.cp = 6"),
     (DENSE, {"cp": 8, "cp_method": "ulysses"}, "splits 12 heads (num_heads / tp) over 8 ranks"),

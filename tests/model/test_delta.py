@@ -15,7 +15,7 @@ def by_tokens(
     q, k = q.repeat_interleave(copies, 2), k.repeat_interleave(copies, 2)
     outputs = []
     for t in range(q.shape[1]):
-        decay = g[:, t].exp()[..., None, None]
+        decay = g[:, t].exp()[(..., *[None] * (5 - g.dim()))]
         if positions is not None:
             decay = decay * (positions[:, t] > 0)[:, None, None, None]
         key, strength = k[:, t], b[:, t][..., None, None]
@@ -39,7 +39,8 @@ def positions_of(documents: list[list[int]] | None, before: int = 0) -> Tensor |
 @pytest.mark.parametrize("documents", [None, [[5, 8], [1, 12]], [[13], [4, 9]]], ids=["whole", "several", "some"])
 @pytest.mark.parametrize("size", [1, 4, 13, 64])
 @pytest.mark.parametrize("key_heads", [2, 4])
-def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None, key_heads: int) -> None:
+@pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
+def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None, key_heads: int, channels: bool) -> None:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int, heads: int = 4) -> Tensor:
@@ -47,7 +48,7 @@ def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None, key_h
 
     positions = positions_of(documents, before=3)
     q, k, v = random(4, heads=key_heads), torch.nn.functional.normalize(random(4, heads=key_heads), dim=-1), random(5)
-    g, b = -random().abs(), random().sigmoid()
+    g, b = -random(*[4] * channels).abs(), random().sigmoid()
     state = torch.randn(2, 4, 4, 5, generator=generator, dtype=torch.float64)
     leaves = [x.requires_grad_() for x in (q, k, v, g, b, state)]
     out, last = by_tokens(*leaves, positions)
@@ -75,3 +76,45 @@ def test_chunks_are_the_rule(size: int, documents: list[list[int]] | None, key_h
     torch.testing.assert_close(found.end.view(last.shape), last, rtol=1e-11, atol=1e-11)
     for name, mine, theirs in zip("qkvgbs", gradients, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17, 64, 65, 130])
+@pytest.mark.parametrize("least", [-50.0, -1e-3], ids=["strong", "weak"])
+def test_channels_may_decay_as_strongly_as_they_like(tokens: int, least: float) -> None:
+    """Beside channels that keep all: no factor overflows, and nothing is lost that decays little."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(1, tokens, 2, *shape, generator=generator, dtype=torch.float64)
+
+    q, k, v = random(5) - 0.5, torch.nn.functional.normalize(random(5) - 0.5, dim=-1), random(3)
+    g, b = least * random(5) * (random(5) > 0.5), random()
+    leaves = [x.requires_grad_() for x in (q, k, v, g, b)]
+    out, _ = by_tokens(*leaves, torch.zeros(1, 2, 5, 3, dtype=torch.float64), None)
+    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    wanted = torch.autograd.grad(out, leaves, grad)
+    with torch.no_grad():
+        torch.testing.assert_close(delta.forward(ops, leaves, None), out, rtol=1e-11, atol=1e-11)
+        for name, mine, theirs in zip("qkvgb", delta.backward(ops, [grad], leaves, None), wanted, strict=True):
+            torch.testing.assert_close(
+                mine, theirs, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
+def test_what_strong_decays_leave_of_their_gradient_is_not_lost(channels: bool) -> None:
+    """A token's pair with itself, a billion times as large, would hide it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(1, 70, 2, *shape, generator=generator, dtype=torch.float64)
+
+    q, k, v, b = random(5), torch.nn.functional.normalize(random(5), dim=-1), random(3), random()
+    g = -20 - random(*[5] * channels)
+    leaves = [x.requires_grad_() for x in (q, k, v, g, b)]
+    out, _ = by_tokens(*leaves, torch.zeros(1, 2, 5, 3, dtype=torch.float64), None)
+    (wanted,) = torch.autograd.grad(out.sum(), [g])
+    with torch.no_grad():
+        found = delta.backward(ops, [torch.ones_like(out)], leaves, None)[3]
+    assert wanted.abs().max() < 1e-7
+    assert ((found - wanted).norm() / wanted.norm()).item() < 1e-10

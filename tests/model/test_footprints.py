@@ -23,6 +23,8 @@ GPT2 = replace(
 RECURRENT = replace(
     MODEL, mixer="gated_delta", delta_key_heads=2, delta_value_heads=6, delta_key_dim=16, delta_value_dim=24
 )
+CHANNELS = replace(RECURRENT, mixer="kimi_delta", delta_key_heads=6, delta_key_dim=24)
+SEPARATE = replace(RECURRENT, delta_projection="separate")
 KINDS = [(1, False), (2, False), (2, True)]
 KIND_NAMES = ["one rank", "tp", "tp+sequence"]
 
@@ -61,13 +63,28 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
-@pytest.mark.parametrize("mixer", ["gated_delta", "short_convolution"])
+@pytest.mark.parametrize(
+    "model",
+    [RECURRENT, SEPARATE, CHANNELS, replace(RECURRENT, mixer="short_convolution")],
+    ids=["gated_delta", "separate", "kimi_delta", "short_convolution"],
+)
 @pytest.mark.parametrize("length", [128, 70])
 def test_mixers_that_read_in_order(
-    length: int, mixer: Any, tp: int, sequence: bool, policy: str, compute: str, documents: bool
+    length: int, model: ModelConfig, tp: int, sequence: bool, policy: str, compute: str, documents: bool
 ) -> None:
     options = {"length": length, "compute": compute, "policy": policy, "documents": documents}
-    check_phases(tp, model=replace(RECURRENT, mixer=mixer), sequence=sequence, **options)
+    check_phases(tp, model=model, sequence=sequence, **options)
+
+
+@pytest.mark.parametrize("mixer", ["gated_delta", "short_convolution"])
+def test_a_convolution_of_one_token_needs_none_of_other_ranks(mixer: Any) -> None:
+    shape = Shape(2, 128, "fp32", "fp32", True, cp_ring=2)
+    sent = []
+    for kernel in (1, 2):
+        model = replace(RECURRENT, mixer=mixer, convolution_kernel=kernel)
+        footprint = segment_footprint(build_segments(model)[1], model, shape, "none")
+        sent.append(len(footprint.forward.collectives) + len(footprint.backward.collectives))
+    assert sent[0] == sent[1] - 2
 
 
 @pytest.mark.grid(1)
@@ -94,7 +111,7 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
 
 
 @pytest.mark.grid(2)
-@pytest.mark.parametrize("model", [MODEL, GPT2, RECURRENT], ids=["llama", "gpt2", "recurrent"])
+@pytest.mark.parametrize("model", [MODEL, GPT2, RECURRENT, CHANNELS], ids=["llama", "gpt2", "recurrent", "channels"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
 def test_the_two_halves_of_backward_do_what_the_full_one_does(

@@ -15,7 +15,8 @@ from fourfold.config import ModelConfig
 from fourfold.model.environment import Microbatch
 from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
-from fourfold.model.kinds.gated_delta import GatedDelta
+from fourfold.model.kinds.gated_delta import GatedDelta, SeparateGatedDelta
+from fourfold.model.kinds.kimi_delta import KimiDelta
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
 from fourfold.model.kinds.short_convolution import ShortConvolution
 from fourfold.model.layer import Layer
@@ -84,6 +85,8 @@ LAYERS: dict[str, Layer] = {
     "norms of all heads": layer(qk_norm=QueryKeyNorm(Norm(), "all")),
     "a gated output": layer(output_gate=True, qk_norm=QueryKeyNorm(ONE_PLUS), rope=Rope(4)),
     "gated delta rule": replace(BASE, mixer=GatedDelta(8, 16, 6, 4, 4)),
+    "gated delta rule of separate projections": replace(BASE, mixer=SeparateGatedDelta(8, 16, 6, 4, 4)),
+    "Kimi delta rule": replace(BASE, mixer=KimiDelta(8, 5, 3)),
     "short convolution": replace(BASE, mixer=ShortConvolution(24, 3)),
     "convolution of one token": replace(BASE, mixer=ShortConvolution(24, 1)),
 }

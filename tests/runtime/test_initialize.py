@@ -47,6 +47,24 @@ def test_streams_of_other_names_seeds_and_places_differ() -> None:
     assert (correlation - torch.eye(len(streams))).abs().max() < 0.6
 
 
+def test_decays_begin_where_the_published_models_begin() -> None:
+    """Kimi-Linear's rates between 1 and 16, drawn evenly; its steps between 1e-3 and 1e-1, their logarithm drawn evenly."""
+    sizes = {"delta_key_heads": 512, "delta_value_heads": 512, "delta_key_dim": 8, "delta_value_dim": 8}
+    model = ModelConfig(1, 32, 4, 2, 8, 56, 99, mixer="kimi_delta", **sizes)
+    specs = {spec.name.rpartition(".")[2]: spec for spec in build_segments(model)[1].parameters}
+    rates, steps = (torch.empty(specs[name].numel, dtype=torch.float64) for name in ("A_log", "dt_bias"))
+    fill_range(specs["A_log"], 0, rates.numel(), 0, rates)
+    fill_range(specs["dt_bias"], 0, steps.numel(), 0, steps)
+    for values, least, most in (
+        (rates.exp(), 1.0, 16.0),
+        (torch.nn.functional.softplus(steps).log(), math.log(1e-3), math.log(1e-1)),
+    ):
+        assert values.min() >= least - 1e-9
+        assert values.max() <= most + 1e-9
+        assert values.mean().item() == pytest.approx((least + most) / 2, rel=0.06)
+        assert values.std().item() == pytest.approx((most - least) / 12**0.5, rel=0.06)
+
+
 def test_the_distribution_is_the_normal_cut_at_three_deviations() -> None:
     sample = truncated_normal("weight", 0, 400_000, 3)
     assert sample.dtype == torch.float64

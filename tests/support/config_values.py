@@ -27,6 +27,22 @@ _QWEN_NEXT: dict[str, Any] = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 4, "linear_conv_kernel_dim": 3, "full_attention_interval": 2,
     "partial_rotary_factor": 0.5,
 }  # fmt: skip
+_KIMI: dict[str, Any] = {
+    "num_key_value_heads": 4, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_token": 3, "num_expert_group": 2,
+    "topk_group": 2, "kv_lora_rank": 16, "qk_rope_head_dim": 3, "qk_nope_head_dim": 5, "v_head_dim": 6,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+_LINEAR = {
+    "kda_layers": [1], "full_attn_layers": [2], "num_heads": 2, "head_dim": 8, "short_conv_kernel_size": 3,
+}  # fmt: skip
+_QWEN_5: dict[str, Any] = {
+    **{key: value for key, value in _QWEN_NEXT.items() if key.startswith("linear")}, "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+    },
+}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
@@ -84,6 +100,26 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
     "phi3": ("phi3", {"sliding_window": None}),
     "qwen3_next": ("qwen3_next", _QWEN_NEXT),
+    "kimi_linear": (
+        "kimi_linear",
+        {
+            **_KIMI,
+            **{"linear_num_heads": 2, "linear_head_dim": 8, "linear_conv_kernel_dim": 3},
+            **{"layer_types": ["full_attention", "linear_attention"], "mlp_layer_types": ["dense", "sparse"]},
+        },
+    ),
+    "kimi_linear released": ("kimi_linear", {**_KIMI, "linear_attn_config": _LINEAR, "first_k_dense_replace": 1}),
+    "qwen3_5_text": ("qwen3_5_text", _QWEN_5),
+    "qwen3_5_moe_text": (
+        "qwen3_5_moe_text",
+        {
+            **_QWEN_MOE,
+            **_QWEN_5,
+            "shared_expert_intermediate_size": 32,
+            "layer_types": None,
+            "full_attention_interval": 2,
+        },
+    ),
     "phi3 long": (
         "phi3",
         {"sliding_window": None, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 16},
@@ -127,6 +163,16 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "norm_topk_prob": (True, False), "n_inner": (None, 64, 128), "quantization_config": ({"quant_method": "fp8"}, {}),
     "text_config": ({"num_hidden_layers": 1}, {}), "per_layer_config": ({"0": {"sliding_window": 4}},),
     "pruned_heads": ({"0": [0]},),
+    "mlp_layer_types": (["dense"] * 2, ["sparse"] * 2, ["sparse", "dense"], ["dense"]), "first_k_dense_replace": (0, 1, 2, 3),
+    "linear_attn_config": (
+        {}, _LINEAR, {**_LINEAR, "kda_layers": [1, 2]}, {**_LINEAR, "kda_layers": [2]}, {**_LINEAR, "num_heads": 4},
+        {**_LINEAR, "full_attn_layers": [3]}, {"head_dim": 4}, {**_LINEAR, "gate_lower_bound": -5.0},
+        {**_LINEAR, "kda_layers": None},
+    ),
+    "linear_num_heads": (4,), "linear_head_dim": (4,), "linear_conv_kernel_dim": (1, 4), "n_group": (1, 2),
+    "num_expert_group": (1,),
+    "moe_renormalize": (False,), "n_shared_experts": (2,), "model_max_length": (48,), "mla_use_nope": (False, True),
+    "moe_router_activation_func": ("softmax",), "use_grouped_topk": (False,),
     "layer_norm_epsilon": (0.5,), "rms_norm_eps": (0.5, 0.0),
 }  # fmt: skip
 """Values of keys that a folder need not have: other spellings, and keys of other families."""

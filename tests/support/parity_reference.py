@@ -117,7 +117,7 @@ def _reference(table: dict[str, Any]) -> Record:
     dtype = torch_dtype(spec.compute)
     model = reference_model(_of_rows(model_config, config.batch.sequence_length), dtype)
     for module in model.modules():  # recurrences are computed in fp32 there, whatever their format
-        if type(module).__name__.endswith("GatedDeltaNet") and dtype == torch.float64:
+        if type(module).__name__.endswith(("GatedDeltaNet", "DeltaAttention")) and dtype == torch.float64:
             module.forward = in_double(module.forward, sys.modules[type(module).__module__])
     ahead = ModulesAhead(model, model_config, dtype)
     parameters = dict(model.named_parameters())
@@ -137,8 +137,9 @@ def _reference(table: dict[str, Any]) -> Record:
             parameter.head_rows = (model_config.head_dim,)
         elif (fused := fused_rows(name, model_config.family, parts)) and parameter.dim() == 2:
             parameter.fused_rows = fused
-    decayed = [p for name, p in parameters.items() if p.dim() > 1 and not name.endswith("bias")]
-    plain = [p for name, p in parameters.items() if p.dim() == 1 or name.endswith("bias")]
+    undecayed = {name: p.dim() == 1 or name.endswith(("bias", "A_log")) for name, p in parameters.items()}
+    decayed = [p for name, p in parameters.items() if not undecayed[name]]
+    plain = [p for name, p in parameters.items() if undecayed[name]]
     section = config.optimizer
     groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if model_config.mup_base_hidden_size is not None:

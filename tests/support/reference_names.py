@@ -39,7 +39,9 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if key:
         view = seen_as_ours(key, theirs)
         return theirs[key] if view is None else view(theirs[key])
-    if ".linear_attn.conv_" in name:
+    if (place := re.search(r"self_attn\.([qkv])_conv1d", name)) is not None:
+        return theirs[name.replace(place[0], "self_attn.conv1d")].chunk(3)["qkv".index(place[1])]
+    if re.search(r"\.linear_attn\.(conv|in_proj)_[qkv]\.", name):
         return _convolution(name, theirs)
     if name in _TABLES and _TABLES[name] in theirs:
         return theirs[_TABLES[name]]
@@ -76,18 +78,21 @@ def _renamed(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor | No
 
 
 def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The channels of q, k or v of a convolution over all of them."""
-    prefix, _, part = name.removesuffix(".weight").rpartition("conv_")
-    full, values = theirs[f"{prefix}conv1d.weight"], theirs[f"{prefix}out_proj.weight"].shape[1]
+    """The channels of q, k or v of a convolution over all of them, or of a projection to all of them."""
+    module, _, part = name.removesuffix(".weight").rpartition("_")
+    prefix, _, kind = module.rpartition(".")
+    full = theirs[f"{prefix}.conv1d.weight" if kind == "conv" else f"{prefix}.in_proj_qkv.weight"]
+    values = theirs[f"{prefix}.out_proj.weight"].shape[1]
     keys = (full.shape[0] - values) // 2
     return full.split((keys, keys, values))["qkv".index(part)]
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """A parameter's name as it is here, in gpt-oss, and in Llama 4."""
+    """A parameter's name as it is here, in gpt-oss, in Llama 4, and in Kimi-Linear."""
+    forget = re.sub(r"self_attn\.(f_|A_log|dt_bias)", r"self_attn.forget_gate.\1", name)
     router = name.replace("mlp.gate.", "mlp.router.")
     fed = router.replace(".mlp.", ".feed_forward.").replace("shared_experts", "shared_expert")
-    return name, router, fed
+    return name, router, fed, forget
 
 
 def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:

@@ -22,7 +22,14 @@ from fourfold.checkpoint.weight_folder import INDEX, SINGLE
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
 from fourfold.huggingface import to_config
 from fourfold.huggingface.carried import carried_config
-from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, has_balance_bias, written_forms
+from fourfold.huggingface.tensors import (
+    Form,
+    TensorSlice,
+    balance_bias,
+    has_balance_bias,
+    written_balance_bias,
+    written_forms,
+)
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
 
@@ -103,12 +110,11 @@ class _Expected:
         for name, form in written_forms(shapes, model.family).items():
             self._forms[name] = (shapes[name], form)
         self._biases = set()
-        if has_balance_bias(model.family):
-            self._biases = {
-                balance_bias(layer) for layer in range(model.num_layers + model.mtp_layers) if model.is_moe(layer)
-            }
-        for name in self._biases:
-            self._forms[name] = ((model.num_experts,), [TensorSlice(name, (model.num_experts,), 0, model.num_experts)])
+        for layer in range(model.num_layers + model.mtp_layers) if has_balance_bias(model.family) else ():
+            if model.is_moe(layer):
+                self._biases.add(name := balance_bias(layer))
+                shape, theirs = (model.num_experts,), written_balance_bias(layer, model.family)
+                self._forms[name] = (shape, [TensorSlice(theirs, shape, 0, model.num_experts)])
         self._came = dict.fromkeys(self._forms, 0)
 
     def take(self, name: str, tensor: Tensor) -> tuple[Form, int, int]:
@@ -231,7 +237,7 @@ def _entries(model: ModelConfig, dtype: torch.dtype) -> dict[str, TensorEntry]:
             for piece in forms[spec.name]:
                 entries[piece.name] = TensorEntry(piece.name, dtype, piece.shape)
         if segment.moe and segment.layer is not None and has_balance_bias(model.family):
-            name = balance_bias(segment.layer)
+            name = written_balance_bias(segment.layer, model.family)
             entries[name] = TensorEntry(name, torch.float32, (model.num_experts,))
     return entries
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fourfold.checkpoint.quantized import SCALE
 from fourfold.config import ModelConfig
-from fourfold.huggingface.tensors import balance_bias, module_of, num_modules
+from fourfold.huggingface.tensors import balance_biases, module_of, num_modules
 from fourfold.model.layers import ropes_of
 from fourfold.model.rope import Rope
 from fourfold.model.rope_tables import rope_frequencies
@@ -81,7 +81,7 @@ def is_known(name: str, model: ModelConfig) -> bool:
 def is_bias_of(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is the balancing bias of one of the model's routers, which begin with it."""
     layers = range(model.num_layers + model.mtp_layers)
-    return model.router == "sigmoid" and any(name == balance_bias(layer) for layer in layers if model.is_moe(layer))
+    return model.router == "sigmoid" and any(name in balance_biases(layer) for layer in layers if model.is_moe(layer))
 
 
 def _copy_of(name: str, model: ModelConfig, reader: Reader) -> tuple[str, bool] | None:

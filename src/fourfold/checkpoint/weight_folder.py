@@ -22,7 +22,7 @@ from fourfold.checkpoint.tensor_file import TensorFile
 from fourfold.config import ModelConfig, ModelSection, RunFailure, UserError
 from fourfold.config.errors import shortened
 from fourfold.huggingface import FAMILIES, resolve_model
-from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, module_of, num_modules, present_forms
+from fourfold.huggingface.tensors import Form, TensorSlice, balance_biases, module_of, num_modules, present_forms
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import build_segments
 
@@ -181,8 +181,8 @@ class WeightFolder:
 
     def balance_bias(self, layer: int) -> Tensor | None:
         """The balancing bias of a block's router, [experts], or None where the folder has none."""
-        name = balance_bias(layer)
-        return self.get(name) if name in self._files else None
+        name = next((each for each in balance_biases(layer) if each in self._files), None)
+        return None if name is None else self.get(name)
 
     def check_against(self, model: ModelConfig) -> tuple[str, ...]:
         """Raises one `UserError` that names all tensors which the model misses or cannot take. Returns what else there is to say.

@@ -43,19 +43,26 @@ def _heads(model: ModelConfig) -> str | None:
     return None
 
 
-def _gated_delta(model: ModelConfig) -> str | None:
-    if model.mixer != "gated_delta":
+def _delta_rule(model: ModelConfig) -> str | None:
+    if model.mixer not in ("gated_delta", "kimi_delta"):
         return None
+    example_model = "Qwen3-Next" if model.mixer == "gated_delta" else "Kimi-Linear"
     for key, example in (
         ("delta_value_heads", 32),
-        ("delta_key_heads", 16),
+        ("delta_key_heads", 16 if model.mixer == "gated_delta" else 32),
         ("delta_key_dim", 128),
         ("delta_value_dim", 128),
     ):
         if not getattr(model, key):
             return (
-                f'model.{key} is missing: model.mixer = "gated_delta" needs it; for example {key} = {example}, as in '
-                "Qwen3-Next"
+                f'model.{key} is missing: model.mixer = "{model.mixer}" needs it; for example {key} = {example}, as in '
+                f"{example_model}"
+            )
+    for ours, other in (("delta_key_heads", "delta_value_heads"), ("delta_key_dim", "delta_value_dim")):
+        if model.mixer == "kimi_delta" and getattr(model, ours) != getattr(model, other):
+            return (
+                f"model.{ours} = {getattr(model, ours)} is not model.{other} = {getattr(model, other)}, as model.mixer = "
+                f'"kimi_delta" has it; a value that works: {ours} = {getattr(model, other)}'
             )
     if model.delta_value_heads % model.delta_key_heads:
         return (
@@ -223,7 +230,7 @@ def _mla(model: ModelConfig) -> str | None:
     for key, example in (("rope_head_dim", 64), ("nope_head_dim", 128), ("value_head_dim", 128)):
         if not getattr(model, key):
             return f"model.{key} is missing: MLA needs it; for example {key} = {example}, as in DeepSeek-V3"
-    if model.rope_head_dim % 2:
+    if model.positions == "rope" and model.rope_head_dim % 2:
         return (
             f"model.rope_head_dim = {model.rope_head_dim} is odd; rotary embedding needs an even one, for example "
             f"{model.rope_head_dim + 1}"
@@ -240,7 +247,7 @@ def _mla(model: ModelConfig) -> str | None:
             f"{model.num_heads} heads; leave it out, or state {model.num_heads}"
         )
     if model.positions == "learned":
-        return 'model.positions = "learned" is not known for MLA; allowed: "rope"'
+        return 'model.positions = "learned" is not known for MLA; allowed: "rope", "none"'
     return None
 
 
@@ -347,7 +354,7 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _own_block,
     _layers,
     _heads,
-    _gated_delta,
+    _delta_rule,
     _attention_spans,
     _rotary_scaling,
     _norms_and_biases,

@@ -89,8 +89,9 @@ class QueryTemperature(Section):
 class LayerConfig:
     """The keys that a layer may have of its own: see `exceptions`."""
 
-    mixer: Literal["attention", "gated_delta", "short_convolution"] = "attention"
-    """`attention` (the default), `gated_delta`: the recurrence of Gated DeltaNet (Qwen3-Next), or `short_convolution`: gated, over
+    mixer: Literal["attention", "gated_delta", "kimi_delta", "short_convolution"] = "attention"
+    """`attention` (the default), `gated_delta`: the recurrence of Gated DeltaNet (Qwen3-Next), `kimi_delta`: that of Kimi Delta
+    Attention, in which each channel of a key decays by itself (Kimi-Linear), or `short_convolution`: gated, over
     `convolution_kernel` tokens (LFM2)."""
     sliding_window: Count | None = None
     """Tokens that attention looks back, the query's own among them. 0: no window."""
@@ -234,13 +235,17 @@ class ModelConfig(LayerConfig):
     """MLA: elements of a head's value."""
 
     delta_key_heads: Count = 0
-    """Gated delta rule: heads of queries and keys."""
+    """Gated and Kimi delta rule: heads of queries and keys."""
     delta_value_heads: Count = 0
-    """Gated delta rule: heads of values, a multiple of `delta_key_heads`. 0: no layer has it."""
+    """Gated delta rule: heads of values, a multiple of `delta_key_heads`. Kimi delta rule: as many as of keys. 0: no layer has
+    either."""
     delta_key_dim: Count = 0
-    """Gated delta rule: elements of a head's query and key."""
+    """Gated and Kimi delta rule: elements of a head's query and key."""
     delta_value_dim: Count = 0
-    """Gated delta rule: elements of a head's value."""
+    """Gated delta rule: elements of a head's value. Kimi delta rule: as many as of its key."""
+    delta_projection: Literal["heads", "separate"] = "heads"
+    """Gated delta rule: whether what is projected for a key head lies together (`heads`; Qwen3-Next; the default), or all queries,
+    all keys, all values and so on `separate` (Qwen3.5)."""
     convolution_kernel: Size = 4
     """Tokens that a convolution of `mixer` sees, the token's own among them. Default: 4."""
 

@@ -48,8 +48,8 @@ class TensorNames:
     """A family's names of tensors on disk that differ from those in `model/spec.py`.
 
     `outside`: tensors outside of blocks, (our name, theirs). `block`: the prefix of the modules that `modules` lists. `experts`:
-    folder and names of gate, up and down of each expert; `stacked`: where they are one tensor. `optional_prefix`: some folders
-    leave it out.
+    folder and names of gate, up and down of each expert; `stacked`: where they are one tensor. `read_too`: other names of modules,
+    in what transformers saves. `optional_prefix`: some folders leave it out.
     """
 
     outside: tuple[tuple[str, str], ...] = ()
@@ -57,6 +57,7 @@ class TensorNames:
     modules: tuple[Rename, ...] = ()
     experts: tuple[str, str, str, str] | None = None
     stacked: Stacked | None = None
+    read_too: tuple[Rename, ...] = ()
     optional_prefix: str = ""
 
 

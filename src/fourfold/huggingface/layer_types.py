@@ -9,7 +9,7 @@ from fourfold.huggingface.key import number, require
 from fourfold.huggingface.rope import FULL
 
 SLIDING, CHUNKED, LINEAR, CONVOLUTION = "sliding_attention", "chunked_attention", "linear_attention", "conv"
-_OF_MIXERS = {"gated_delta": LINEAR, "short_convolution": CONVOLUTION}
+_OF_MIXERS = {"gated_delta": LINEAR, "kimi_delta": LINEAR, "short_convolution": CONVOLUTION}
 _WINDOW, _FULL_LAYERS = 4096, 28
 """Values that transformers takes where `sliding_window` and `max_window_layers` are left out."""
 
@@ -94,6 +94,12 @@ def read_mixers(values: dict[str, Any], kinds: Sequence[str], mixer: str) -> Non
     if set(kinds) - {FULL}:
         values["mixer"] = mixer
         values["exceptions"] = exceptions_of([{"mixer": "attention"} if kind == FULL else {} for kind in kinds])
+
+
+def other_mixers(model: ModelConfig, mixer: str) -> dict[str, Any]:
+    """The `mixer` of a layer that has neither attention nor that one, by which families tell such layers apart."""
+    others = [each.mixer for each in model.layer_configs if each.mixer not in ("attention", mixer)]
+    return {"mixer": others[0]} if others else {}
 
 
 def require_same_layers(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:

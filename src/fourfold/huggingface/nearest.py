@@ -28,7 +28,7 @@ _NO_DECODER = {
 }  # fmt: skip
 _OTHER_LAYERS = {
     "mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "zamba", "zamba2", "recurrent_gemma", "nemotron_h", "falcon_h1",
-    "granitemoehybrid", "lfm2", "lfm2_moe", "kimi_linear", "minimax", "plamo2", "longcat_flash", "doge", "hrm_text",
+    "granitemoehybrid", "lfm2", "lfm2_moe", "minimax", "plamo2", "longcat_flash", "doge", "hrm_text",
     "moshi", "jetmoe",
 }  # fmt: skip
 _OTHER_KEYS = (

@@ -62,6 +62,8 @@ def _accepted(name: str, shapes: Shapes) -> list[Form]:
     for names in (family.tensors for family in FAMILIES.values()):
         if names.stacked is not None and _STACKED.fullmatch(name):  # under names that others give stacked experts too
             continue
+        if names.read_too and (other := _renamed(replace(names, modules=names.read_too), name, shapes)) is not None:
+            forms.append(other)
         renamed = _renamed(names, name, shapes)
         if renamed is not None:
             forms.append(renamed)
@@ -152,8 +154,23 @@ def _part(theirs: str, shape: tuple[int, ...], first: int, rows: int, rename: Re
 
 
 def balance_bias(layer: int) -> str:
-    """DeepSeek-V3's balancing bias of a block's router, [experts], fp32: its name on disk."""
-    return f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+    """The name of the balancing bias of a block's router, [experts], fp32, as DeepSeek-V3 has it on disk."""
+    return f"model.layers.{layer}.{_ROUTER}.e_score_correction_bias"
+
+
+def written_balance_bias(layer: int, family: str) -> str:
+    """The name of the bias in what is written of the family."""
+    modules = FAMILIES[family].tensors.modules
+    router = next((rename.theirs for rename in modules if rename.ours == (_ROUTER,)), _ROUTER)
+    return balance_bias(layer).replace(_ROUTER, router)
+
+
+def balance_biases(layer: int) -> list[str]:
+    """Names of the bias in folders of any family."""
+    return [written_balance_bias(layer, name) for name, family in FAMILIES.items() if family.balance_bias]
+
+
+_ROUTER = "mlp.gate"
 
 
 def has_balance_bias(family: str) -> bool:

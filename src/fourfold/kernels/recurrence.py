@@ -1,5 +1,5 @@
-"""The gated delta rule: the formulas of `model/delta.py`, or the kernels of the package flash-linear-attention (Yang & Zhang 2024)
-where it is installed. A processor has the formulas alone.
+"""The gated delta rule, and that of Kimi Delta Attention: the formulas of `model/delta.py`, or the kernels of the package
+flash-linear-attention (Yang & Zhang 2024) where it is installed. A processor has the formulas alone.
 
 The package is called by its public function, and its backward by autograd, so that any of its versions will do. It forgets what was
 before a document by a decay that leaves nothing of it.
@@ -8,6 +8,7 @@ before a document by a decay that leaves nothing of it.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ FORGOTTEN = -100.0
 
 @dataclass(frozen=True)
 class RecurrenceCase:
-    """A run's gated delta rule on one rank: `rows` sequences of `tokens`, heads of `width` and of `value` numbers."""
+    """A run's delta rules on one rank: `rows` sequences of `tokens`, heads of `width` and of `value` numbers. `by_channel`: of each
+    rule that layers have, whether channels decay by themselves, not heads."""
 
     rows: int
     tokens: int
@@ -37,6 +39,7 @@ class RecurrenceCase:
     value: int
     dtype: torch.dtype
     device: torch.device
+    by_channel: tuple[bool, ...] = (False,)
 
 
 class FormulaRecurrence:
@@ -60,12 +63,15 @@ class PackageRecurrence:
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor, positions: Tensor | None) -> Tensor:
-        rule = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+        if g.dim() == q.dim():
+            rule = import_module("fla.ops.kda").chunk_kda
+        else:
+            rule = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
         copies = v.shape[2] // q.shape[2]
         if copies > 1:
             q, k = (x.repeat_interleave(copies, 2) for x in (q, k))
         if positions is not None:
-            g = g.masked_fill((positions == 0).unsqueeze(-1), FORGOTTEN)
+            g = g.masked_fill((positions == 0).view(*positions.shape, *[1] * (g.dim() - 2)), FORGOTTEN)
         out: Tensor = rule(q, k, v, g, b.to(v.dtype), scale=1.0, output_final_state=False)[0]
         return out
 
@@ -107,7 +113,12 @@ def case_of(spec: StepSpec, device: torch.device) -> RecurrenceCase:
     heads = (model.delta_key_heads // layout.tp, model.delta_value_heads // layout.tp)
     sizes = (model.delta_key_dim, model.delta_value_dim)
     tokens = layout.sequence_length // layout.cp
-    return RecurrenceCase(layout.microbatch_sequences, tokens, *heads, *sizes, torch_dtype(spec.compute), device)
+    rules = tuple(dict.fromkeys(each.mixer == _BY_CHANNEL for each in model.layer_configs if each.mixer in _RULES))
+    return RecurrenceCase(layout.microbatch_sequences, tokens, *heads, *sizes, torch_dtype(spec.compute), device, rules)
+
+
+_BY_CHANNEL = "kimi_delta"
+_RULES = ("gated_delta", _BY_CHANNEL)
 
 
 def _small(case: RecurrenceCase) -> RecurrenceCase:
@@ -116,8 +127,8 @@ def _small(case: RecurrenceCase) -> RecurrenceCase:
 
 def timed(backend: Backend[RecurrenceCase], case: RecurrenceCase) -> Callable[[], object]:
     """A forward and a backward of the case."""
-    kernels, inputs = recurrence_of(backend), _inputs(case)
-    return lambda: _results(kernels, inputs, None)
+    kernels, given = recurrence_of(backend), [_inputs(case, each) for each in case.by_channel]
+    return lambda: [_results(kernels, inputs, None) for inputs in given]
 
 
 def _results(kernels: RecurrenceKernels, inputs: list[Tensor], positions: Tensor | None) -> list[Tensor]:
@@ -127,19 +138,19 @@ def _results(kernels: RecurrenceKernels, inputs: list[Tensor], positions: Tensor
 
 
 def _faults(backend: Backend[RecurrenceCase], case: RecurrenceCase) -> Iterator[str]:
-    kernels, inputs = recurrence_of(backend), _inputs(case)
+    kernels = recurrence_of(backend)
     number = torch.arange(case.tokens, device=case.device)
     cut = case.tokens // 3
     documents = torch.where(number < cut, number, number - cut).expand(case.rows, -1)
     names = ("gradient of q", "gradient of k", "gradient of v", "gradient of decays", "gradient of strengths")
-    for positions in (None, documents):
+    for inputs, positions in product((_inputs(case, each) for each in case.by_channel), (None, documents)):
         exact = [x.double() for x in inputs]
         right, found = _results(FormulaRecurrence(), exact, positions), _results(kernels, inputs, positions)
         for name, ours, theirs in zip(("output", *names), found, right, strict=True):
             yield from row_faults(name, ours.flatten(1), theirs.flatten(1), BOUNDS[case.dtype])
 
 
-def _inputs(case: RecurrenceCase) -> list[Tensor]:
+def _inputs(case: RecurrenceCase, by_channel: bool) -> list[Tensor]:
     """Seeded grad, q, k, v, g, b."""
     generator = torch.Generator(case.device).manual_seed(0)
 
@@ -150,7 +161,8 @@ def _inputs(case: RecurrenceCase) -> list[Tensor]:
     sums = torch.promote_types(case.dtype, torch.float32)
     q, k = (torch.nn.functional.normalize(draw(case.key_heads, case.width), dim=-1) for _ in range(2))
     grad, v = draw(case.heads, case.value), draw(case.heads, case.value)
-    return [grad, q, k, v, -draw(case.heads, dtype=sums).abs() / 8, draw(case.heads, dtype=sums).sigmoid()]
+    decays = draw(case.heads, *[case.width] * by_channel, dtype=sums)
+    return [grad, q, k, v, -decays.abs() / 8, draw(case.heads, dtype=sums).sigmoid()]
 
 
 KIND = TimedKind(
@@ -164,6 +176,6 @@ KIND = TimedKind(
     faults=_faults,
     timed=timed,
     refuses=lambda model: (
-        None if any(each.mixer == "gated_delta" for each in model.layer_configs) else "the model has no recurrence"
+        None if any(each.mixer in _RULES for each in model.layer_configs) else "the model has no recurrence"
     ),
 )

@@ -23,7 +23,7 @@ def positions_of(batch: Microbatch, parallel: Parallel) -> Array | None:
 def in_front(env: Environment, x: Array, kernel: int) -> Array | None:
     """The tokens before each row, [rows, kernel - 1, G, c]; None where there are none. All ranks of context parallelism call it
     together."""
-    return None if env.parallel.context is None else halo(env, x, kernel - 1)
+    return None if env.parallel.context is None or kernel == 1 else halo(env, x, kernel - 1)
 
 
 def padded(ops: Operations, x: Array, front: Array | None, kernel: int) -> Array:
@@ -70,7 +70,7 @@ def split_gradient(env: Environment, d_behind: Array, into: Array) -> Array | No
     """Puts the gradient of x into `into`, and returns that of the tokens before it, for `add_in_front`; None where none are."""
     reach = d_behind.shape[1] - into.shape[1]
     into.copy_(d_behind[:, reach:])
-    return None if env.parallel.context is None else env.ops.copy(d_behind[:, :reach])
+    return None if env.parallel.context is None or not reach else env.ops.copy(d_behind[:, :reach])
 
 
 def add_in_front(env: Environment, given: list[Array | None], into: Array) -> None:

@@ -1,27 +1,33 @@
-"""The gated delta rule (Yang, Kautz & Hatamizadeh 2024) in chunks: forward, and an explicit backward.
+"""The gated delta rule (Yang, Kautz & Hatamizadeh 2024) in chunks, and that of Kimi Delta Attention (Kimi Team 2025), in which each
+channel of a key decays by itself: forward, and an explicit backward.
 
-A head has a state S [d, value]. Token by token, with a_t = exp(g_t) the decay and b_t the writing strength,
+A head has a state S [d, value]. Token by token, with a_t = exp(g_t) the decay, a number or a diagonal matrix, and b_t the writing
+strength,
 
-    S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T        o_t = S_t^T q_t
+    S_t = (I - b_t k_t k_t^T) a_t S_{t-1} + b_t k_t v_t^T        o_t = S_t^T q_t
 
 In a chunk of tokens that begins with state S (WY form; Bischof & Van Loan 1987), with G_i the sum of g up to i in the chunk and
-D_ij = exp(G_i - G_j) for j <= i,
+(X Y)_ij = sum over channels c of X_ic Y_jc exp(G_ic - G_jc) for j <= i,
 
-    (I + A) U = b (V - e^G K S)        A = strictly lower part of b (K K^T) D
-    O = e^G Q S + P U                  P = lower part of (Q K^T) D
+    (I + A) U = b (V - (e^G K) S)      A = strictly lower part of b (K K)
+    O = (e^G Q) S + P U                P = (Q K)
     S' = e^{G_C} S + (e^{G_C - G} K)^T U
 
-Everything but the chain of states runs for all chunks at once. Backward makes states and U again, then goes through the same lines
-from their end; with dR = (I + A)^-T dU, dA = -dR U^T. Where a document starts, the state before it is forgotten: D, e^G and e^{G_C}
-are 0 across it.
+Where heads decay as one, (X Y) is X Y^T times a matrix D, else `decayed_pairs.py` computes it. Everything but the chain of states
+runs for all chunks at once. Backward makes states and U again, then goes through the same lines from their end; with
+dR = (I + A)^-T dU, dA = -dR U^T. The gradient of G_i is what scaled a token's rows by it minus what scaled them by its inverse:
+q_i dq_i + k_i dk_i of k as a row of A minus k_i dk_i of k as a column of A and P, all without P's diagonal, which no decay scales.
+Beside that, what strong decays leave would be lost. Where a document starts, the state before it is
+forgotten: D, e^G and e^{G_C} are 0 across it.
 
-Shapes: q, k [batch, seq, key heads, d], v [batch, seq, heads, value], g, b [batch, seq, heads], each key head serving as many
-neighbouring heads; states [batch x heads, d, value]; matrices of chunks [batch x heads x chunks, C, ...]. Sums are in the format of
-the inputs, which is fp32 at least."""
+Shapes: q, k [batch, seq, key heads, d], v [batch, seq, heads, value], b [batch, seq, heads], g the same, or [batch, seq, heads, d],
+each key head serving as many neighbouring heads; states [batch x heads, d, value]; matrices of chunks [batch x heads x chunks, C,
+...]. Sums are in the format of the inputs, which is fp32 at least."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fourfold.model.decayed_pairs import pairs, pairs_backward
 from fourfold.model.operations import Array, Operations
 
 CHUNK = 64
@@ -46,17 +52,23 @@ class Sizes:
         """Rows of every head."""
         return self.rows * self.heads
 
+    def by_row(self, x: Array) -> Array:
+        """[.., n, m] -> view [batch, heads, chunks, n, m]."""
+        return x.view(self.rows, self.heads, self.chunks, *x.shape[1:])
+
 
 @dataclass(frozen=True)
 class Chunks:
-    """A sequence in chunks. `decay` [.., C, C] is D; `entering` [.., C, 1] is e^G, `leaving` [.., C, 1] e^{G_C - G}, `through` [..,
-    1, 1] e^{G_C}, all 0 across the start of a document."""
+    """A sequence in chunks. `entering` [.., C, n] is e^G, `leaving` [.., C, n] e^{G_C - G}, `through` [.., n, 1] e^{G_C}, all 0
+    across the start of a document. n = 1 where heads decay as one: `decay` [batch, heads, chunks, C, C] is D then. Else n = d,
+    `total` [.., C, d] is G, and `decay` [batch, 1, chunks, C, C] says which tokens are of one document, None: all."""
 
     q: Array
     k: Array
     v: Array
     strength: Array
-    decay: Array
+    decay: Array | None
+    total: Array | None
     entering: Array
     leaving: Array
     through: Array
@@ -65,6 +77,11 @@ class Chunks:
     def chain(self, x: Array) -> Array:
         """[sequences x chunks, ...] -> view [sequences, chunks, ...]."""
         return x.unflatten(0, (self.sizes.sequences, self.sizes.chunks))
+
+    def mask_(self, x: Array) -> None:
+        """Multiplies pairs [.., C, C], or their gradient, by what `_pairs` leaves out."""
+        if self.decay is not None:
+            self.sizes.by_row(x).mul_(self.decay)
 
 
 @dataclass(frozen=True)
@@ -110,28 +127,42 @@ def in_chunks(ops: Operations, given: Sequence[Array], positions: Array | None =
     goes on with what was before it. The first token of a row goes on with the state before it unless it is the first of its
     document."""
     q, k, v, g, b = given
-    rows, tokens, heads = g.shape
-    sizes = Sizes(rows, tokens, min(size, tokens), q.shape[2], heads)
+    rows, tokens, heads = b.shape
+    alone = len(g.shape) == len(b.shape)
+    chunk = min(size, tokens)
+    sizes = Sizes(rows, tokens, chunk if alone else _power_of_two(chunk), q.shape[2], heads)
     with ops.fused():
         q, k, v = (cut(ops, x, sizes) for x in (q, k, v))
-        decays, strength = (cut(ops, x.unsqueeze(-1), sizes) for x in (g, b))
+        decays, strength = cut(ops, g.unsqueeze(-1) if alone else g, sizes), cut(ops, b.unsqueeze(-1), sizes)
         total = decays.cumsum(-2)
         del decays
         last = total[:, -1:, :]
-        decay = (total - total.transpose(1, 2)).tril_().exp_().tril_()
-        leaving, through = (last - total).exp_(), last.exp()
-        entering = total.exp_()
+        decay = sizes.by_row((total - total.transpose(1, 2)).tril_().exp_().tril_()) if alone else None
+        leaving, through = (last - total).exp_(), last.exp().transpose(1, 2)
+        entering = total.exp_() if alone else total.exp()
+        kept = None if alone else total
         del total, last
         if positions is not None:
-            _forget(ops, positions, sizes, decay, entering, leaving, through)
-    return Chunks(q, k, v, strength, decay, entering, leaving, through, sizes)
+            decay = _forget(ops, positions, sizes, decay, entering, leaving, through)
+    return Chunks(q, k, v, strength, decay, kept, entering, leaving, through, sizes)
+
+
+def _power_of_two(number: int) -> int:
+    """The least that is as large."""
+    return 1 << (number - 1).bit_length()
 
 
 def _forget(
-    ops: Operations, positions: Array, sizes: Sizes, decay: Array, entering: Array, leaving: Array, through: Array
-) -> None:
+    ops: Operations,
+    positions: Array,
+    sizes: Sizes,
+    decay: Array | None,
+    entering: Array,
+    leaving: Array,
+    through: Array,
+) -> Array:
     """Zeros across the start of a document, in place: a token sees another `lag` tokens before it where it stands as far in its
-    document."""
+    document. Returns `decay`, or where there is none what it would be multiplied by."""
     rows, chunk, chunks = sizes.rows, sizes.chunk, sizes.chunks
     fill = chunks * chunk - sizes.tokens
     if fill:
@@ -141,14 +172,20 @@ def _forget(
     each = positions.contiguous().view(rows, 1, chunks, chunk, 1)
     place = ops.arange(0, chunk, positions)
     last = each[..., -1:, :]
+    seen = each >= place.view(chunk, 1) - place
+    if decay is None:
+        decay = seen
+    else:
+        decay.mul_(seen)
+    del seen
     for x, reach, lag in (
-        (decay, each, place.view(chunk, 1) - place),
         (entering, each, place.view(chunk, 1) + 1),
         (leaving, last, (chunk - 1) - place.view(chunk, 1)),
         (through, last, chunk),
     ):
-        x.view(rows, sizes.heads, chunks, *x.shape[1:]).mul_(reach >= lag)
+        sizes.by_row(x).mul_(reach >= lag)
         del x, reach, lag
+    return decay
 
 
 def cut(ops: Operations, x: Array, sizes: Sizes) -> Array:
@@ -179,9 +216,10 @@ def initial_state(c: Chunks) -> Array:
 def solved(ops: Operations, c: Chunks) -> Solved:
     """Matmuls and solutions of all chunks at once, before the chain of states."""
     width, value = c.k.shape[-1], c.v.shape[-1]
-    system = ops.matmuls(c.k, c.k.transpose(1, 2))
+    system = _pairs(ops, c, c.k, c.k)
     with ops.fused():
-        system.mul_(c.decay).mul_(c.strength)
+        c.mask_(system)
+        system.mul_(c.strength)
         given = c.v.new_empty((*c.v.shape[:2], value + width))
         ops.multiply_into(c.v, c.strength, given[..., :value])
         ops.multiply_into(c.k, c.strength * c.entering, given[..., value:])
@@ -251,10 +289,22 @@ def output(ops: Operations, c: Chunks, s: Solved, found: States) -> Array:
 
 def _scores(ops: Operations, c: Chunks) -> Array:
     """P."""
-    scores = ops.matmuls(c.q, c.k.transpose(1, 2))
+    scores = _pairs(ops, c, c.q, c.k)
     with ops.fused():
-        scores.mul_(c.decay)
+        c.mask_(scores)
     return scores
+
+
+def _pairs(ops: Operations, c: Chunks, left: Array, right: Array) -> Array:
+    """(X Y) of two matrices [.., C, d], yet to be masked."""
+    return ops.matmuls(left, right.transpose(1, 2)) if c.total is None else pairs(ops, left, right, c.total)
+
+
+def _pairs_backward(ops: Operations, c: Chunks, grad: Array, left: Array, right: Array) -> tuple[Array, Array]:
+    """Gradients of both. `grad`: of (X Y), masked, zero but below its diagonal."""
+    if c.total is not None:
+        return pairs_backward(ops, grad, left, right, c.total)
+    return ops.matmuls(grad, right), ops.matmuls(grad.transpose(1, 2), left)
 
 
 @dataclass(frozen=True)
@@ -316,51 +366,54 @@ def ends(ops: Operations, c: Chunks, s: Solved, r: Reads, grad_state: Array) -> 
 def gradients(
     ops: Operations, c: Chunks, s: Solved, r: Reads, begun: Array, grad: Array, at_ends: Array
 ) -> tuple[Array, ...]:
-    """Gradients of q, k, v [batch, seq, their heads, n], g and b [batch, seq, heads]. `begun`, `at_ends`: states in which chunks
+    """Gradients of q, k, v [batch, seq, their heads, n], g and b as they were given. `begun`, `at_ends`: states in which chunks
     begin, gradients of those in which they end."""
     solution = ops.solve(s.system.transpose(1, 2), r.updates, upper=True)
-    seen, from_begun = ops.matmuls(c.k, begun), ops.matmuls(grad, begun.transpose(1, 2))
     with ops.fused():
         residues = ops.copy(solution)
         del solution
-        d_v = residues * c.strength
-        d_strength = ((c.v - seen * c.entering).mul_(residues)).sum(-1, keepdim=True)
-        d_total = (from_begun * c.q).sum(-1, keepdim=True)
-        d_total.sub_(seen.mul_(d_v).sum(-1, keepdim=True)).mul_(c.entering)
-        del seen
-        erased = d_v * c.entering
-        from_begun.mul_(c.entering)
     inner = ops.matmuls(residues, s.updates.transpose(1, 2))
-    del residues
-    keys, pairs = ops.matmuls(c.k, c.k.transpose(1, 2)), ops.matmuls(grad, s.updates.transpose(1, 2))
     with ops.fused():
-        inner.mul_(c.decay).tril_(-1).neg_()
-        d_strength.add_((inner * keys).sum(-1, keepdim=True))
-        inner.mul_(c.strength)
-        weighed = (pairs * r.scores).add_(keys.mul_(inner))
-        del keys
-        d_total.add_(weighed.sum(-1, keepdim=True)).sub_(weighed.sum(-2, keepdim=True).transpose(1, 2))
-        del weighed
-        pairs.mul_(c.decay)
-        both = inner + inner.transpose(1, 2)
-        del inner
-    d_q, d_k = ops.matmuls(pairs, c.k), ops.matmuls(pairs.transpose(1, 2), c.q)
-    del pairs
-    within, read = ops.matmuls(both, c.k), ops.matmuls(erased, begun.transpose(1, 2))
-    del both, erased
+        c.mask_(inner.tril_(-1).neg_())
+    erased = ops.matmuls(residues, begun.transpose(1, 2))
+    with ops.fused():
+        written = c.k * c.strength
+    d_row, d_k = _pairs_backward(ops, c, inner, written, c.k)
+    del inner, written
+    with ops.fused():
+        d_row.sub_(erased.mul_(c.entering))
+        del erased
+        d_strength = (c.v * residues).sum(-1, keepdim=True).add_((c.k * d_row).sum(-1, keepdim=True))
+        d_v = residues.mul_(c.strength)
+        del residues
+        d_row.mul_(c.strength)
+    inner = ops.matmuls(grad, s.updates.transpose(1, 2))
+    with ops.fused():
+        diagonal = ops.copy(inner.diagonal(0, 1, 2).unsqueeze(-1))
+        c.mask_(inner.tril_(-1))
+    d_q, d_column = _pairs_backward(ops, c, inner, c.q, c.k)
+    del inner
+    read = ops.matmuls(grad, begun.transpose(1, 2))
+    with ops.fused():
+        d_q.addcmul_(read, c.entering)
+        del read
+        d_k.add_(d_column)
+        del d_column
     at_end = ops.matmuls(s.updates, at_ends.transpose(1, 2))
     with ops.fused():
-        d_q.add_(from_begun)
-        del from_begun
         at_end.mul_(c.leaving)
-        d_k.add_(within).sub_(read).add_(at_end)
-        del within, read
-        leaving = at_end.mul_(c.k).sum(-1, keepdim=True)
+        d_k.add_(at_end)
+        d_total = (c.q * d_q).addcmul_(c.k, d_row).addcmul_(c.k, d_k, value=-1)
+        d_k.add_(d_row).addcmul_(c.q, diagonal)
+        d_q.addcmul_(c.k, diagonal)
+        del d_row, diagonal
+        last = at_end.mul_(c.k).sum(1, keepdim=True)
         del at_end
-        through = (begun * at_ends).flatten(1, 2).sum(-1, keepdim=True).unsqueeze(-1).mul_(c.through)
-        d_total.sub_(leaving)
-        d_total[:, -1:].add_(leaving.sum(-2, keepdim=True)).add_(through)
-        del leaving, through
+        last.add_((begun * at_ends).sum(-1, keepdim=True).mul_(c.through).transpose(1, 2))
+        d_total[:, -1:].add_(last)
+        del last
+        if c.total is None:
+            d_total = d_total.sum(-1, keepdim=True)
         d_g = ops.flip(ops.flip(d_total, 1).cumsum(1), 1)
         del d_total
         sizes = c.sizes
@@ -368,4 +421,4 @@ def gradients(
         found_all = [_joined(x, sizes, each) for x, each in zip((d_q, d_k, d_v, d_g, d_strength), heads, strict=True)]
         del d_q, d_k, d_v, d_g, d_strength
     d_q, d_k, d_v, d_g, d_strength = found_all
-    return d_q, d_k, d_v, d_g.squeeze(-1), d_strength.squeeze(-1)
+    return d_q, d_k, d_v, d_g.squeeze(-1) if c.total is None else d_g, d_strength.squeeze(-1)

@@ -33,8 +33,8 @@ class NormKernels(Protocol):
 
 class RecurrenceKernels(Protocol):
     """The gated delta rule by other kernels than `model/delta.py`'s formulas, of rows that begin without a state. q, k [rows, seq,
-    key heads, d], v [rows, seq, heads, value] in the compute format, g, b [rows, seq, heads] in that of sums; positions [rows, seq]
-    of tokens in their documents, None: a row is one."""
+    key heads, d], v [rows, seq, heads, value] in the compute format, g, b [rows, seq, heads] in that of sums, or g [.., heads, d]
+    where channels decay by themselves; positions [rows, seq] of tokens in their documents, None: a row is one."""
 
     def forward(self, q: Array, k: Array, v: Array, g: Array, b: Array, positions: Array | None, /) -> Array:
         """The output [rows, seq, heads, value]."""

@@ -6,7 +6,8 @@ from fourfold.config import ModelConfig
 from fourfold.model.experts.router import Routing
 from fourfold.model.kinds.attention import GroupedAttention
 from fourfold.model.kinds.feed_forward import GatedFeedForward, PlainFeedForward
-from fourfold.model.kinds.gated_delta import GatedDelta
+from fourfold.model.kinds.gated_delta import GatedDelta, SeparateGatedDelta
+from fourfold.model.kinds.kimi_delta import KimiDelta
 from fourfold.model.kinds.kind import Mixer
 from fourfold.model.kinds.mla import MLA
 from fourfold.model.kinds.query_key_norm import QueryKeyNorm
@@ -84,7 +85,8 @@ def _rope(model: ModelConfig) -> Rope | None:
 
 def _mixer(model: ModelConfig) -> Mixer:
     if model.mixer == "gated_delta":
-        return GatedDelta(
+        kind = GatedDelta if model.delta_projection == "heads" else SeparateGatedDelta
+        return kind(
             num_key_heads=model.delta_key_heads,
             num_value_heads=model.delta_value_heads,
             key_head_dim=model.delta_key_dim,
@@ -92,6 +94,8 @@ def _mixer(model: ModelConfig) -> Mixer:
             kernel=model.convolution_kernel,
             norm_eps=model.norm_eps,
         )
+    if model.mixer == "kimi_delta":
+        return KimiDelta(model.delta_key_heads, model.delta_key_dim, model.convolution_kernel, model.norm_eps)
     if model.mixer == "short_convolution":
         return ShortConvolution(model.hidden_size, model.convolution_kernel)
     if model.key_value_rank is not None:

@@ -19,7 +19,8 @@ class ParameterSpec:
     gradient is a partial sum on every tensor-parallel rank: `always`, or under sequence parallelism alone (`sequence`).
     `head_rows`: rows of the matrices that each head of an up-projection from a latent has, which follow each other. `lr_scale`: its
     learning rate is `optimizer.lr` times this. `log_uniform`: initial values are the logarithms of numbers drawn evenly between
-    these two, whatever `init_std` says.
+    these two, whatever `init_std` says; `softplus_log_uniform`: numbers whose softplus lies between these two, its logarithm drawn
+    evenly.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ParameterSpec:
     lr_scale: float = 1.0
     domain: Domain = "dense"
     log_uniform: tuple[float, float] | None = None
+    softplus_log_uniform: tuple[float, float] | None = None
 
     @property
     def numel(self) -> int:

@@ -126,6 +126,14 @@ def column_backward(
     return source.gradient(lambda: grad)
 
 
+def replicated_backward(env: Environment, grad: Array, weight: Weight, x: Array) -> Array:
+    """Backward of x [t, in] @ weight^T where every rank has all of the weight: the gradient of x, from grad [t, out]; adds the
+    weight's."""
+    gemms = env.gemms_of(weight.data.shape[0])
+    weight.add_matmul(gemms, grad, x)
+    return gemms.matmul(grad, weight.data)
+
+
 def row_parallel(
     env: Environment, x: Array, weight: Weight, residual: Array | None, bias: Weight | None = None
 ) -> Array:

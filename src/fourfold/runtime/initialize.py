@@ -102,6 +102,10 @@ def fill_runs(
             if spec.log_uniform is not None:
                 least, most = spec.log_uniform
                 values = _uniforms(draws, block).mul_(most - least).add_(least).log_()
+            elif spec.softplus_log_uniform is not None:
+                least, most = map(math.log, spec.softplus_log_uniform)
+                found = _uniforms(draws, block).mul_(most - least).add_(least).exp_()
+                values = found.expm1().log_()  # the inverse of the softplus
             else:
                 values = _normals(draws, block).mul_(spec.init_std or 0.0)
             begin, low = 0, block[0][2]

@@ -1,7 +1,7 @@
 """DeepSeek-V3, and Kimi-K2, which is one: multi-head latent attention, experts with sigmoid scores, shared experts, multi-token
 prediction."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fourfold.config.errors import UserError, shortened
@@ -32,13 +32,20 @@ _ATTENTION = (
 )
 
 
-def _departs(model: ModelConfig) -> dict[str, Any]:
+def experts_depart(model: ModelConfig) -> dict[str, Any]:
+    """Keys of a model whose experts are not routed by sigmoids, or of which no token passes all."""
     result: dict[str, Any] = {}
     if model.num_experts and model.router != "sigmoid":
         result["router"] = model.router
     if model.num_experts and not model.num_shared_experts:
         result["num_shared_experts"] = 0
     return result
+
+
+def no_experts(values: dict[str, Any], keys: Sequence[Key]) -> None:
+    """Takes out what `keys` read of experts, where no layer has any."""
+    for key in (*(key.ours for key in keys), "router"):
+        values.pop(key, None)
 
 
 def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
@@ -62,8 +69,7 @@ def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
                 f"{table['rope_type']!r}; allowed: 0, or leave it out"
             )
     if values.get("first_dense_layers", 0) >= values.get("num_layers", 0):  # no layer has experts
-        for key in (*(key.ours for key in _EXPERTS), "router"):
-            values.pop(key, None)
+        no_experts(values, _EXPERTS)
 
 
 def _write(model: ModelConfig) -> dict[str, Any]:
@@ -102,6 +108,6 @@ DEEPSEEK_V3 = Family(
     may=("router", "balance_bias_speed"),
     usual={"router": "sigmoid", "rope_interleave": True, "norm_eps": 1e-6},
     needs=("key_value_rank",),
-    departs=_departs,
+    departs=experts_depart,
     balance_bias=True,
 )

@@ -7,7 +7,7 @@ from fourfold.config.errors import UserError, shortened
 from fourfold.config.model_config import ModelConfig
 from fourfold.huggingface.family import FALSE, Family, Rename, TensorNames
 from fourfold.huggingface.key import Key, decoder_keys, number, require, require_one_value
-from fourfold.huggingface.layer_types import CONVOLUTION, FULL, layer_types, read_mixers, stated_kinds
+from fourfold.huggingface.layer_types import CONVOLUTION, FULL, layer_types, other_mixers, read_mixers, stated_kinds
 
 _ATTENDING, _ADJUSTS, _FFN = "full_attn_idxs", "block_auto_adjust_ff_dim", ("intermediate_size", "block_ff_dim")
 
@@ -67,6 +67,7 @@ LFM2 = Family(
     usual={"tie_embeddings": True, "convolution_kernel": 3},
     may=("mixer", "ffn_size"),
     by_layer=("mixer",),
+    departs=lambda model: other_mixers(model, "short_convolution"),
     tensors=TensorNames(
         outside=(("model.norm.weight", "model.embedding_norm.weight"),),
         modules=(

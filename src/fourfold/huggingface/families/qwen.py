@@ -1,5 +1,5 @@
-"""Qwen2, with biases of queries, keys and values; Qwen3, with norms of queries and keys; Qwen3-MoE, with experts; Qwen3-Next,
-three of whose layers in four are recurrent (Gated DeltaNet)."""
+"""Qwen2, with biases of queries, keys and values; Qwen3, with norms of queries and keys; Qwen3-MoE, with experts; Qwen3-Next and
+Qwen3.5 (text), three of whose layers in four are recurrent (Gated DeltaNet)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +15,7 @@ from fourfold.huggingface.layer_types import (
     SLIDING,
     layer_types,
     one_window,
+    other_mixers,
     read_mixers,
     read_switched_window,
     stated_kinds,
@@ -125,6 +126,11 @@ _SHARED, _INTERVAL = "shared_expert_intermediate_size", "full_attention_interval
 
 def _read_next(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     _read_dense_layers(raw, values, source)
+    _read_shared(raw, values, source)
+    _read_recurrent(raw, values, source)
+
+
+def _read_shared(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     shared = number(raw.get(_SHARED, 512), _SHARED, source, int)
     size = number(values.get("moe_ffn_size"), "moe_intermediate_size", source, int)
     if shared % size:
@@ -133,6 +139,9 @@ def _read_next(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> N
             f"moe_intermediate_size = {size}, for example {size}"
         )
     values["num_shared_experts"] = shared // size
+
+
+def _read_recurrent(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
     layers = values.get("num_layers", 0)
     kinds = stated_kinds(raw, layers, source, (FULL, LINEAR))
     if kinds is None:
@@ -141,22 +150,42 @@ def _read_next(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> N
     read_mixers(values, kinds, "gated_delta")
 
 
+def _write_shared(model: ModelConfig) -> dict[str, Any]:
+    return {_SHARED: model.num_shared_experts * model.moe_ffn_size, **_write_recurrent(model)}
+
+
+def _write_recurrent(model: ModelConfig) -> dict[str, Any]:
+    return {"layer_types": layer_types(model)}
+
+
 def _write_next(model: ModelConfig) -> dict[str, Any]:
-    shared = {_SHARED: model.num_shared_experts * model.moe_ffn_size}
-    return {**shared, **_write_dense_layers(model), "layer_types": layer_types(model)}
+    return {**_write_dense_layers(model), **_write_shared(model)}
 
 
+def _departs(model: ModelConfig) -> dict[str, Any]:
+    return other_mixers(model, "gated_delta")
+
+
+_HYBRID = (
+    Key("rotary_fraction", "partial_rotary_factor", float, 0.25),
+    Key("delta_key_heads", "linear_num_key_heads", default=16),
+    Key("delta_value_heads", "linear_num_value_heads", default=32),
+    Key("delta_key_dim", "linear_key_head_dim", default=128),
+    Key("delta_value_dim", "linear_value_head_dim", default=128),
+    Key("convolution_kernel", "linear_conv_kernel_dim", default=4),
+)
+_GATED = {"qk_norm": True, "zero_centered_norm": True, "attention_output_gate": True}
+_CONVOLUTION = Rename("linear_attn.conv1d", ("linear_attn.conv_q", "linear_attn.conv_k", "linear_attn.conv_v"))
+_SHARED_EXPERT = tuple(
+    Rename(f"mlp.shared_expert.{each}", (f"mlp.shared_experts.{each}",))
+    for each in ("gate_proj", "up_proj", "down_proj")
+)
 QWEN3_NEXT = Family(
     name="qwen3_next",
     architecture="Qwen3NextForCausalLM",
     keys=(
         *decoder_keys(max_position=32768, num_kv_heads=2, head_dim=256),
-        Key("rotary_fraction", "partial_rotary_factor", float, 0.25),
-        Key("delta_key_heads", "linear_num_key_heads", default=16),
-        Key("delta_value_heads", "linear_num_value_heads", default=32),
-        Key("delta_key_dim", "linear_key_head_dim", default=128),
-        Key("delta_value_dim", "linear_value_head_dim", default=128),
-        Key("convolution_kernel", "linear_conv_kernel_dim", default=4),
+        *_HYBRID,
         Key("num_experts", "num_experts", default=512, aliases=("num_local_experts",)),
         Key("top_k", "num_experts_per_tok", default=10),
         Key("moe_ffn_size", "moe_intermediate_size", default=512),
@@ -168,18 +197,58 @@ QWEN3_NEXT = Family(
     read=_read_next,
     reads=(_SHARED, _INTERVAL, "layer_types", "mlp_only_layers"),
     write=_write_next,
-    fixed={"qk_norm": True, "zero_centered_norm": True, "attention_output_gate": True, "shared_expert_gate": True},
+    fixed={**_GATED, "shared_expert_gate": True},
     usual={"rotary_fraction": 0.25},
     may=("mixer", "num_shared_experts", "first_dense_layers"),
     by_layer=("mixer",),
+    departs=_departs,
     needs=("num_experts", "num_shared_experts", "delta_value_heads"),
-    tensors=TensorNames(
-        modules=(
-            Rename("linear_attn.conv1d", ("linear_attn.conv_q", "linear_attn.conv_k", "linear_attn.conv_v")),
-            *(
-                Rename(f"mlp.shared_expert.{each}", (f"mlp.shared_experts.{each}",))
-                for each in ("gate_proj", "up_proj", "down_proj")
-            ),
-        )
+    tensors=TensorNames(modules=(_CONVOLUTION, *_SHARED_EXPERT)),
+)
+
+_SEPARATE = Rename("linear_attn.in_proj_qkv", tuple(f"linear_attn.in_proj_{each}" for each in "qkv"))
+QWEN3_5 = Family(
+    name="qwen3_5_text",
+    architecture="Qwen3_5ForCausalLM",
+    keys=(*decoder_keys(max_position=32768, num_kv_heads=4, head_dim=256), *_HYBRID),
+    states={"hidden_act": SILU, "attention_bias": FALSE, "attn_output_gate": (True,)},
+    lacks=("mlp_bias",),
+    read=_read_recurrent,
+    reads=(_INTERVAL, "layer_types"),
+    write=_write_recurrent,
+    fixed={**_GATED, "delta_projection": "separate"},
+    usual={"rotary_fraction": 0.25},
+    may=("mixer",),
+    by_layer=("mixer",),
+    needs=("delta_value_heads",),
+    departs=_departs,
+    tensors=TensorNames(modules=(_CONVOLUTION, _SEPARATE)),
+)
+
+
+def _read_5_moe(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
+    values.setdefault("ffn_size", values.get("moe_ffn_size"))
+    _read_shared(raw, values, source)
+    _read_recurrent(raw, values, source)
+
+
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    name="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    keys=(
+        *decoder_keys(max_position=32768, num_kv_heads=2, head_dim=256),
+        *_HYBRID,
+        Key("num_experts", "num_experts", default=256, aliases=("num_local_experts",)),
+        Key("top_k", "num_experts_per_tok", default=8),
+        Key("moe_ffn_size", "moe_intermediate_size", default=512),
+        _EXPERTS[1],
     ),
+    read=_read_5_moe,
+    reads=(*QWEN3_5.reads, _SHARED),
+    write=_write_shared,
+    fixed={**QWEN3_5.fixed, "shared_expert_gate": True},
+    may=("mixer", "num_shared_experts"),
+    needs=("num_experts", "num_shared_experts", "delta_value_heads"),
+    tensors=TensorNames(modules=(_CONVOLUTION, _SEPARATE, *_SHARED_EXPERT)),
 )

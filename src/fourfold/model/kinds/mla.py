@@ -17,7 +17,7 @@ from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.parameter import Declared, Parameters, ParameterSpec, Widths, column, gain, replicated, row
 from fourfold.model.rope import Rope, rotate_
-from fourfold.model.tensor_parallel import ColumnInput, InputSource, gather_tokens, sum_partial
+from fourfold.model.tensor_parallel import ColumnInput, InputSource, gather_tokens, replicated_backward, sum_partial
 from fourfold.model.weights import Weight
 
 T = TypeVar("T")
@@ -179,12 +179,12 @@ class MLA(Mixer):
             grad_compressed = rms_norm_backward(ops, grad_compressed, *_taken(run, "latent"), w.key_value_norm)
             grad_down = ops.concatenate((grad_compressed, grad_rope_key), dim=1)
             del grad_compressed, grad_rope_key
-        grad = _project_backward(run, grad_down, w.key_value_down, x)
+        grad = replicated_backward(env, grad_down, w.key_value_down, x)
         del grad_down
         if query_norm is not None and w.query_down is not None:
             with ops.fused():
                 grad_input = rms_norm_backward(ops, grad_input, *_taken(run, "query"), query_norm)
-            grad_input = _project_backward(run, grad_input, w.query_down, x)
+            grad_input = replicated_backward(env, grad_input, w.query_down, x)
         del x
         sums = [grad, grad_input]
         del grad, grad_input
@@ -242,13 +242,6 @@ class MLA(Mixer):
 def _taken(run: Pass, name: str) -> tuple[Array, Array]:
     """A latent and its 1/rms, no longer kept."""
     return run.saved.take(name), run.saved.take(f"scale_{name}")
-
-
-def _project_backward(run: Pass, grad: Array, down: Weight, x: Array) -> Array:
-    """grad [t, rows] of x [t, hidden] @ down^T -> the gradient of x; adds the weight's."""
-    gemms = run.env.gemms_of(down.data.shape[0])
-    down.add_matmul(gemms, grad, x)
-    return gemms.matmul(grad, down.data)
 
 
 def _gather(run: Pass, parts: list[Array]) -> None:

@@ -112,7 +112,9 @@ class RecordedRecurrence:
         self, q: ShapeTensor, k: ShapeTensor, v: ShapeTensor, g: ShapeTensor, b: ShapeTensor, positions: object
     ) -> ShapeTensor:
         out = v.make(v.shape)
+        total = self._summed(g)
         self._forward(self._chunks(q, v), self._chunks(k, v), self._chunks(v, v))
+        del total
         return out
 
     def backward(
@@ -126,6 +128,7 @@ class RecordedRecurrence:
         positions: object,
     ) -> tuple[ShapeTensor, ...]:
         out = tuple(x.make(x.shape) for x in (q, k, v, g, b))
+        total = self._summed(g)
         queries, keys, values = (self._chunks(x, v) for x in (q, k, v))
         updates, states = self._forward(queries, keys, values)
         multiply, given = self._matmuls, values.make(values.shape)
@@ -144,7 +147,16 @@ class RecordedRecurrence:
         multiply(inner.transpose(1, 2), d_updates)
         multiply(d_updates, states.transpose(1, 2))
         _kernel((d_queries, d_keys, d_updates), out[0])
+        del total
         return out
+
+    def _summed(self, g: ShapeTensor) -> ShapeTensor | None:
+        """Sums of decays within chunks, where every channel has its own: as many numbers as queries."""
+        if len(g.shape) < 4:
+            return None
+        total = g.make(g.shape)
+        _kernel((g,), total)
+        return total
 
     def _chunks(self, x: ShapeTensor, v: ShapeTensor) -> ShapeTensor:
         """[rows, seq, heads or key heads, n] -> [rows x heads x chunks, C, n], copied where heads are."""

@@ -146,6 +146,13 @@ class ShapeView:
     def t(self) -> Self:
         return self.transpose(0, 1)
 
+    def diagonal(self, offset: int, first: int, second: int) -> Self:
+        """The elements of equal place in both dims, as a last one. `offset`: 0."""
+        rest = [dim for dim in range(len(self.shape)) if dim not in (first, second)]
+        shape, strides = [self.shape[dim] for dim in rest], [self.strides[dim] for dim in rest]
+        shape.append(min(self.shape[first], self.shape[second]))
+        return self._part(tuple(shape), (*strides, self.strides[first] + self.strides[second]))
+
     def unsqueeze(self, dim: int) -> Self:
         dim %= len(self.shape) + 1
         if self.steps is None:
