@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fourfold.checkpoint.retention import Retention, most_of, stages_end
+from fourfold.checkpoint.folders import Retention, most_of, stages_end
 
 STEPS = list(range(10, 130, 10))
 

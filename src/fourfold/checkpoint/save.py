@@ -25,8 +25,8 @@ from fourfold.checkpoint import folders
 from fourfold.checkpoint.checked_file import CheckedFile, write_tensors
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
 from fourfold.checkpoint.file_bytes import drop_from_cache
+from fourfold.checkpoint.folders import Retention
 from fourfold.checkpoint.manifest import read_manifest
-from fourfold.checkpoint.retention import Retention
 from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, places
 from fourfold.config import FinalFailure, RunFailure
 from fourfold.config.errors import open_files_advice

@@ -132,7 +132,7 @@ def course_of(config: RunConfig) -> Course:
     total = _total(config)
     stages: list[Stage] = []
     batches: list[Batches] = []
-    at = _Place()
+    at = _Reached()
     sections = config.stage or [StageSection()]
     for number, (section, own) in enumerate(zip(sections, stage_configs(config), strict=True)):
         where = f"stage {number + 1}"
@@ -159,7 +159,7 @@ def num_steps(config: RunConfig) -> int:
 
 
 @dataclass
-class _Place:
+class _Reached:
     """Steps, tokens and sequences behind the run so far."""
 
     step: int = 0
@@ -203,7 +203,7 @@ def _until(section: StageSection, where: str, is_last: bool) -> Limit | None:
     return stated[0] if stated else None
 
 
-def _require_end(total: Limit, stages: Sequence[Stage], at: _Place, config: RunConfig) -> None:
+def _require_end(total: Limit, stages: Sequence[Stage], at: _Reached, config: RunConfig) -> None:
     """The last stage ends with the run."""
     unit, size = total
     last = stages[-1]
@@ -221,7 +221,7 @@ def _require_end(total: Limit, stages: Sequence[Stage], at: _Place, config: RunC
             )
 
 
-def _batches(batch: BatchSection, at: _Place, until: Limit, where: str) -> Iterator[Batches]:
+def _batches(batch: BatchSection, at: _Reached, until: Limit, where: str) -> Iterator[Batches]:
     """Runs of equal batches until the limit; moves `at`."""
     unit, size = until
     if at.of(unit) >= size:

@@ -25,8 +25,7 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
-from fourfold.checkpoint.folders import MANIFEST, remove_checkpoint
-from fourfold.checkpoint.retention import Retention, most_of, stages_end
+from fourfold.checkpoint.folders import MANIFEST, Retention, most_of, remove_checkpoint, stages_end
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place

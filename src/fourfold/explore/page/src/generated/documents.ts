@@ -119,7 +119,7 @@ export interface BlockWeight {
   boxes: (([number, number])[])[];
 }
 
-/** A whole training run. `dollars`: for `rented_devices` and spares; `training_dollars`: without failures and spares. */
+/** A whole training run. `stages`: where its steps are not all alike. `dollars`: for `rented_devices` and spares; `training_dollars`: without failures and spares. */
 export interface CampaignDocument {
   tokens: number;
   steps: number;
@@ -133,6 +133,7 @@ export interface CampaignDocument {
   training_dollars: number | null;
   joules: number | null;
   failures: FailuresDocument | null;
+  stages?: StageDocument[] | null;
 }
 
 /** Everything that a person can choose. */
@@ -922,6 +923,20 @@ export interface SoftwareRow {
   name: string;
   dated: string[];
   [key: string]: unknown;
+}
+
+/** A stage of a run, or all of it while the batch grows: `sequences` and `step_seconds` are those of its last step, `words` its layout. */
+export interface StageDocument {
+  number: number;
+  name: string;
+  steps: number;
+  tokens: number;
+  sequences: number;
+  length: number;
+  step_seconds: number;
+  seconds: number;
+  words: string;
+  fits: boolean;
 }
 
 /** A predicted step. */
