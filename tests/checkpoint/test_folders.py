@@ -12,6 +12,7 @@ import pytest
 
 from fourfold.checkpoint.folders import (
     MANIFEST,
+    Retention,
     aside,
     checkpoints,
     leftovers,
@@ -121,7 +122,7 @@ def test_what_cannot_be_deleted_stops_no_save(tmp_path: Path, monkeypatch: pytes
         really(path, *given, **more)
 
     monkeypatch.setattr(shutil, "rmtree", rmtree)
-    prune(tmp_path, 1, step_folder(tmp_path, 15))
+    prune(tmp_path, Retention(1), step_folder(tmp_path, 15))
     assert checkpoints(tmp_path) == [step_folder(tmp_path, 15)]
     left = tmp_path / ".old-step-000005"
     assert leftovers(tmp_path) == [left]
@@ -140,7 +141,7 @@ def test_what_cannot_be_deleted_stops_no_save_of_the_same_step(tmp_path: Path) -
     move_into_place(folder)
     assert (folder / "file").read_text() == "after"
     assert leftovers(tmp_path) == [stuck]
-    prune(tmp_path, 1, folder)
+    prune(tmp_path, Retention(1), folder)
     assert (stuck / "file").read_text() == "stuck"
 
 

@@ -58,7 +58,7 @@ def made(name: str) -> tuple[Rows, BatchesAhead, Any]:
     def feed(batch: Batch) -> RowFeed:
         return rank_feed(spec, batch, 0, tables)
 
-    return rows, BatchesAhead(rows, own, feed, STEPS, CPU), lambda step: feed(Rows(spec).batch(step, own))  # type: ignore[arg-type]
+    return rows, BatchesAhead(rows, lambda step: own, feed, STEPS, CPU), lambda step: feed(Rows(spec).batch(step, own))  # type: ignore[arg-type]
 
 
 def tensors(feed: RowFeed, microbatches: int) -> Iterator[Any]:
@@ -124,7 +124,7 @@ def test_the_thread_opens_the_ranks_own_device(monkeypatch: pytest.MonkeyPatch) 
     used: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     done = SimpleNamespace(prepare=lambda: None)
-    ahead = BatchesAhead(Rows(SPECS["plain"]), [0], lambda batch: done, 9, torch.device("cuda", 3))  # type: ignore[arg-type, return-value]
+    ahead = BatchesAhead(Rows(SPECS["plain"]), lambda step: [0], lambda batch: done, 9, torch.device("cuda", 3))  # type: ignore[arg-type, return-value]
     ahead.take(0)
     ahead.take(1)
     assert used == [torch.device("cuda", 3)]

@@ -75,7 +75,7 @@ def test_a_model_above_the_limit_says_which_command_samples(
 
 
 def hang(out: Path) -> None:
-    ending.load_run = lambda *args, **values: time.sleep(600)
+    ending.run_stage = lambda *args, **values: time.sleep(600)
     ending.SAMPLE_SECONDS = 0.05
     sample_at_end(out)
     os._exit(7)

@@ -29,7 +29,6 @@ from fourfold.cost.prices import Prices
 from fourfold.evidence import nearest_runs
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
-from fourfold.launch.layouts_by_ranks import described
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.stages import require_batches
 from fourfold.layout.resolve import filling_ranks
@@ -283,7 +282,7 @@ def _length(course: Course, stage: Stage, result: SimulationResult) -> StageLeng
         length=last.length,
         step_seconds=seconds[last.sequences],
         seconds=sum((each.end - each.step) * seconds[each.sequences] for each in batches),
-        words=described(result.resolved),
+        words=result.resolved.degrees,
         fits=result.summary.fits,
     )
 

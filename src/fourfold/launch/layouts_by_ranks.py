@@ -79,9 +79,3 @@ class RunSizes:
         ):
             for rows in sorted({own.microbatch_sequences, 1}, reverse=True):
                 yield fewer.model_copy(update={**change, "microbatch_sequences": rows})
-
-
-def described(resolved: ResolvedRun) -> str:
-    """`pp 2, dp_shard 3, zero 1`: the degrees above 1."""
-    axes = [f"{axis} {getattr(resolved.layout, axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")]
-    return ", ".join([*(text for text in axes if not text.endswith(" 1")), f"zero {resolved.layout.zero}"])

@@ -87,6 +87,13 @@ class ResolvedRun:
         own = [rank for rank in programs if self.layout.pp_rank(rank) == program.pp_rank]
         return {**programs, **dict.fromkeys(own, program)}
 
+    @property
+    def degrees(self) -> str:
+        """`pp 2, dp_shard 3, zero 1`: the degrees above 1."""
+        axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+        texts = [f"{axis} {getattr(self.layout, axis)}" for axis in axes if getattr(self.layout, axis) > 1]
+        return ", ".join([*texts, f"zero {self.layout.zero}"])
+
     def faults(self) -> list[Fault]:
         """The verifier's faults in both programs. Programs without faults are verified."""
         return verify(self.train_programs, self.spec) + verify(self.evaluate_programs, self.evaluation_spec)

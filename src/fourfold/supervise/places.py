@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fourfold.config.schema import FaultsSection
-from fourfold.launch.layouts_by_ranks import RunSizes, described
+from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.rank_process import RankProcess, Spawner, trial_environment
 from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.supervise.blame import Blame
@@ -64,7 +64,7 @@ class Places:
         assert resolved is not None
         self.sizes.take(resolved)
         lost = f": {', '.join([*self.fleet.missing, *self._why])} lost" if ranks < self.ranks else ""
-        words = f"{ranks} of {self.full} ranks ({described(resolved)}){lost}"
+        words = f"{ranks} of {self.full} ranks ({resolved.degrees}){lost}"
         self.note("resize", step=saved, ranks=ranks, full=self.full, message=words)
         self.ranks = ranks
         return Blame(resolved)
