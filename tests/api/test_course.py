@@ -98,13 +98,27 @@ def test_a_stage_that_cannot_be_is_named() -> None:
 
 
 def test_a_plan_prices_the_run_with_the_layout_that_it_found() -> None:
-    stages = [STAGES[0], {"batch": {"sequence_length": 2048, "global_sequences": 16}, "layout": {"cp": 2}}]
+    stages = [
+        {**STAGES[0], "until_steps": 900},
+        {"batch": {"sequence_length": 1024}, "layout": {"cp": 2, "microbatch_sequences": 1, "dp_replicate": 1}},
+    ]
     found = ff.plan(run(stage=stages), cluster=CLUSTER, budget=0.2)
     assert found.notes[0].startswith("stage 1 (short) of 2 is planned")
     again = ff.simulate(found.run(), cluster=CLUSTER)
     assert found.training is not None
     assert again.campaign is not None
     assert found.training.training_seconds == pytest.approx(again.campaign.training_seconds)
-    assert [each["layout"] for each in found.run().model_dump()["stage"]][1] == {"cp": 2}
+    assert [each["layout"] for each in found.run().model_dump()["stage"]][1] == stages[1]["layout"]
     with pytest.raises(UserError, match="the run has stages"):
         ff.plan(run(stage=stages), cluster=CLUSTER, tokens="1G")
+
+
+def test_a_layout_that_does_not_do_for_the_full_run_is_told() -> None:
+    stages = [
+        STAGES[0],
+        {"batch": {"global_sequences": 4}, "layout": {"cp": 2, "dp_replicate": 1, "microbatch_sequences": 2}},
+    ]
+    found = ff.plan(run(stage=stages), cluster=CLUSTER, budget=0.2)
+    assert found.best is not None
+    assert found.training is None
+    assert "row 1 does not do for the full run: stage 2" in found.notes[-1]

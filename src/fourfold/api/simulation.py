@@ -30,7 +30,7 @@ from fourfold.evidence import nearest_runs
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
-from fourfold.launch.stages import require_batches
+from fourfold.launch.stages import require_alike, require_batches
 from fourfold.layout.resolve import filling_ranks
 from fourfold.plan.advice import BUDGET, Advice, advise, candidate_of, changed_keys, overrides_of
 from fourfold.plan.budget import SearchBudget
@@ -257,6 +257,7 @@ def _simulate_course(config: RunConfig, asked: SimulateOptions) -> SimulationRes
         try:
             result = _again(own, asked)
             require_batches(course, stage, result.resolved)
+            require_alike(found[0][0].resolved if found else result.resolved, result.resolved)
         except UserError as error:
             raise UserError(f"{stage}: {error}" if config.stage else str(error)) from None
         found.append((result, _length(course, stage, result)))
@@ -266,7 +267,7 @@ def _simulate_course(config: RunConfig, asked: SimulateOptions) -> SimulationRes
     given, rented = main.campaign.assumptions, main.campaign.rented
     lengths = [length for _, length in found]
     length = campaign(*step, devices, main.cluster.node_devices, given, rented, lengths)
-    return replace(main, campaign=length, again=main.again)
+    return replace(main, campaign=length)
 
 
 def _length(course: Course, stage: Stage, result: SimulationResult) -> StageLength:

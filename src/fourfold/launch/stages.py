@@ -49,7 +49,7 @@ def resolve_stages(
             found = resolve_run(stage.config, ranks, vocab_size, transport)
             require_batches(course, stage, found)
             if resolved:
-                _require_alike(resolved[0], found)
+                require_alike(resolved[0], found)
         except UserError as error:
             raise UserError(f"{stage}: {error}" if config.stage else str(error), key=error.key) from None
         resolved.append(found)
@@ -75,8 +75,8 @@ def require_batches(course: Course, stage: Stage, found: ResolvedRun) -> None:
             )
 
 
-def _require_alike(first: ResolvedRun, found: ResolvedRun) -> None:
-    """A stage takes over the state of the one before it, on the same ranks."""
+def require_alike(first: ResolvedRun, found: ResolvedRun) -> None:
+    """Raises `UserError` where a stage cannot take over the state of the one before it, on the same ranks."""
     if found.layout.world_size != first.layout.world_size:
         raise UserError(
             f"its layout has {found.layout.world_size} ranks, and the run has {first.layout.world_size}; allowed: as many; what "
