@@ -105,3 +105,20 @@ def test_a_run_that_went_back_is_one_that_was_told_to_leave_the_data_out(tmp_pat
     losses = [[row["loss"] for row in each.metrics] for each in (back, plain)]
     assert losses[0][:first] == losses[1][:first]
     assert losses[0][first:] != losses[1][first:]
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("layout", [{"zero": 3}, {"pp": 2}, {"tp": 2}], ids=str)
+def test_steps_that_change_nothing_are_the_same_under_every_layout(tmp_path: Path, corpus: Path, layout) -> None:
+    spikes = {"policy": "skip", "window": 5, "threshold": 0.2, "max_skips": 2}
+    alone = fourfold.train(run(corpus, tmp_path, spikes=spikes), ranks=1, out=tmp_path / "alone", quiet=True)
+    split = run(corpus, tmp_path, spikes=spikes)
+    split["layout"] = layout
+    found = fourfold.train(split, ranks=2, out=tmp_path / "split", quiet=True)
+    skipped = [row["skipped_steps"] for row in alone.metrics]
+    assert 0 < skipped[-1] < 20
+    assert [row["skipped_steps"] for row in found.metrics] == skipped
+    for key in ("loss", "grad_norm"):
+        expected = [row[key] for row in alone.metrics]
+        assert [row[key] for row in found.metrics] == pytest.approx(expected, rel=1e-8), key
+    assert [event["step"] for event in found.events if event["event"] == "skip"]
