@@ -20,7 +20,7 @@ from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.machine import require_packages
-from fourfold.launch.ready import ReadyRun, finished_at, prepare_run, with_decay
+from fourfold.launch.ready import ReadyRun, finished_at, prepare_run, settle_rollback, with_decay
 from fourfold.launch.run_folder import EVENTS, METRICS, RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
 from fourfold.layout.resolve import check_ranks
@@ -207,6 +207,7 @@ def _train_stage(
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
+            settle_rollback(folder)
         with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
             ready = prepare_run(
                 config, all_ranks(config, ranks, member), folder, report, member, spares, change, allow_other_code

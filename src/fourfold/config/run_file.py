@@ -246,8 +246,9 @@ def _default_text(location: Sequence[str], table: Mapping[str, Any]) -> str:
         return f"; a value that works: {field.default!r}"
     if words:
         return f"; a value that works: {words[:1] if typing.get_origin(field.annotation) is list else words[0]!r}"
-    if not field.is_required() and field.default is not None:
-        return f"; a value that works: {_toml(field.default)}"
+    default = field.get_default(call_default_factory=True)
+    if not field.is_required() and default is not None:
+        return f"; a value that works: {_toml(default)}"
     example = _EXAMPLES.get(".".join(location))
     return f"; a value that works: {example}" if example else ""
 

@@ -213,6 +213,19 @@ def _require_end(total: Limit, stages: Sequence[Stage], at: _Reached, config: Ru
             f"stage's "
             f"until_steps out, or another [[stage]]"
         )
+    if (
+        at.step > 1
+        and config.stage
+        and (at.of(unit) - size)
+        >= (
+            1 if unit == "steps" else stages[-1].config.batch.global_sequences * stages[-1].config.batch.sequence_length
+        )
+    ):
+        raise UserError(
+            f"{last} ends at step {last.end}, beyond batch.{unit} = {size}, the length of the run; what works: leave the last "
+            f"stage's "
+            f"until_steps out, or a longer run"
+        )
     for stage in stages[:-1] if config.stage else ():
         if stage.end >= last.end:
             raise UserError(
@@ -307,4 +320,18 @@ def decayed(config: RunConfig, step: int, steps: int) -> RunConfig:
     decay = {**others, "schedule": "decay", "min_lr_ratio": 0.0}
     kept[-1] = kept[-1].model_copy(update={"optimizer": decay, "until_steps": None, "until_tokens": None})
     batch = config.batch.model_copy(update={"steps": step + steps, "tokens": None})
-    return config.model_copy(update={"optimizer": optimizer, "batch": batch, "stage": kept})
+    found = config.model_copy(update={"optimizer": optimizer, "batch": batch, "stage": kept})
+    after = course_of(found)
+    looked = {
+        *range(0, step, max(1, step // 100)),
+        *(each.step for each in course.batches if each.step < step),
+        step - 1,
+    }
+    if any(course.learning_rate(each) != after.learning_rate(each) for each in looked):
+        raise UserError(
+            f"--decay {steps}: the schedule counts tokens, and the stages to come have other batches, so that without them its "
+            f"rates "
+            f"before step {step} would have been others; what works: a last [[stage]] with optimizer.schedule = 'decay' in the "
+            f"run file"
+        )
+    return found

@@ -154,6 +154,11 @@ class GlobalBatches:
             for part, index, window in found
         ]
 
+    @property
+    def begin(self) -> int:
+        """The step of sample 0."""
+        return self._place.begin
+
     def first_sample(self, step: int) -> int:
         """The number of a step's first sample among those of its blend and length."""
         return self._place.first(step)

@@ -134,6 +134,11 @@ def _differences(old: RunConfig, new: RunConfig, saved: int) -> list[Change]:
     if old.stage != new.stage:
         was, is_now = (config.model_dump(mode="json", exclude_defaults=True).get("stage") for config in (old, new))
         found["stage"] = Change("stage", was, is_now)
+    was_begun, is_begun = ([s.begin for s, _ in course.schedules() if s.begin < saved] for course in (before, now))
+    if was_begun != is_begun:
+        found.setdefault(
+            "optimizer.schedule", Change("optimizer.schedule", f"from steps {was_begun}", f"from steps {is_begun}")
+        )
     if (was_left := _left_out(old, saved)) != (is_left := _left_out(new, saved)):
         found["data.skip_sequences"] = Change("data.skip_sequences", was_left, is_left)
     if saved and "batch.ramp" not in found and before.samples_before(saved) != now.samples_before(saved):

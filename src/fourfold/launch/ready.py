@@ -18,6 +18,7 @@ from fourfold.config.stages import STAGE, Course, Stage, course_of, decayed
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare, prepare_in_tokens_of, prepare_validation
 from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.data.skipped import pending_rollback
 from fourfold.data.stage_place import place_of
 from fourfold.data.validation import named_sets
 from fourfold.data.weights import shares_by_step
@@ -107,6 +108,14 @@ def require_same_code(folder: RunFolder, old: RunConfig) -> None:
         )
 
 
+def settle_rollback(folder: RunFolder) -> None:
+    """Ends a return to an earlier step that was cut short. Raises `RunFailure`."""
+    if pending_rollback(folder.path) is not None and (old := folder.launched()) is not None:
+        from fourfold.train.state import finish_rollback
+
+        finish_rollback(old, folder.path)
+
+
 def with_decay(config: RunConfig, folder: RunFolder, steps: int | None) -> RunConfig:
     """The run, with a decay to 0 from the newest checkpoint in its folder on where `steps` are asked for. Raises `UserError` where
     there is none."""
@@ -116,6 +125,9 @@ def with_decay(config: RunConfig, folder: RunFolder, steps: int | None) -> RunCo
         raise UserError(f"--decay {steps}: allowed: 1 step or more; a value that works: --decay 500")
     old = folder.launched()
     step = step_to_go_on_from(folder, old) if old is not None else None
+    if old is not None and old.stage and old.stage[-1].optimizer.get("schedule") == "decay":
+        begun = course_of(old).stages[-1].begin  # the same command again, once it was interrupted
+        step = begun if course_of(old).steps == begun + steps and begun <= (step or 0) else step
     if step is None:
         raise UserError(
             f"--decay {steps}: {folder.path} holds no run with a checkpoint to begin at; what works: the folder of such a run with "

@@ -83,7 +83,7 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """Every warning of a run. `before`: the configuration under which the run has made `step` steps; `seen`: lines about its
     data and the machine's memory."""
-    found = [*seen, _capacity(model), _tensor_scale(config), *phases_that_do_not_fit(config)]
+    found = [*seen, _capacity(model), _tensor_scale(config), _no_way_back(config), *phases_that_do_not_fit(config)]
     found.append(other_schedule(before, config, step) if before is not None else None)
     return tuple(f"warning: {line}" for line in found if line is not None)
 
@@ -110,6 +110,18 @@ def _tensor_scale(config: RunConfig) -> str | None:
     return (
         "precision.gemm_dtype = fp8: the numbers of a microbatch share a scale, so the rounding of losses depends on "
         "layout.microbatch_sequences; values with which it does not: mxfp8, fp8-block"
+    )
+
+
+def _no_way_back(config: RunConfig) -> str | None:
+    section, checkpoint = config.spikes, config.checkpoint
+    reach = (checkpoint.every_steps or 0) * (checkpoint.keep - 1)
+    if section.policy != "rollback" or reach >= section.rollback_steps or checkpoint.keep_every_steps is not None:
+        return None
+    every = checkpoint.every_steps or section.rollback_steps
+    return (
+        f"spikes.policy = rollback goes back {section.rollback_steps} steps, and the checkpoints that are kept reach back {reach}; "
+        f"what works: checkpoint.every_steps={every} checkpoint.keep={1 + -(-section.rollback_steps // every)}"
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from fourfold.checkpoint import step_of
 from fourfold.config import RunFailure
 from fourfold.config.json_lines import finite
-from fourfold.data.skipped import note_rollback, read_skipped
+from fourfold.config.schema import SkippedData
+from fourfold.data.skipped import begin_rollback, read_skipped
 from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program
 from fourfold.runtime.corruption import Corruption
@@ -31,7 +32,7 @@ from fourfold.train.metrics import RunLog
 from fourfold.train.peak import Peak
 from fourfold.train.spikes import Spike, target_of
 from fourfold.train.start import RankStart
-from fourfold.train.state import BEST, forget_after, saved_steps
+from fourfold.train.state import BEST, finish_rollback, saved_steps
 from fourfold.train.step_failure import explained, save_barrier
 from fourfold.train.step_values import Rates, step_values
 
@@ -150,27 +151,44 @@ class Training(RankStart):
         self._newest_saved(log)
         text = ""
         if self.context.rank == 0:
-            saved = [step for path in saved_steps(self.config, self.out) if (step := step_of(path)) is not None]
+            ends = {stage.end for stage in self.course.stages}
+            every = self.config.checkpoint.every_steps
+            paths = saved_steps(self.config, self.out)
+            found = [step for path in paths if (step := step_of(path)) is not None]
+            saved = [step for step in found if step in ends or (every and step % every == 0)]  # not those of a stop
             target = target_of(saved, self.step, self.config.spikes, len(read_skipped(self.out)))
             text = str(target or "")
         told = self.context.tell(text, 0)
         if not told:
             return False
-        target, number = int(told), self.batches.first_sample
+        target = int(told)
         if self.context.rank == 0:
-            first, behind = number(target), number(self.step - 1) + self.course.batch_at(self.step - 1).sequences
-            note_rollback(self.out, target, behind - first)
-            forget_after(self.config, self.out, target)
+            entries = self._left_out_since(target)
+            begin_rollback(self.out, target, entries)
+            finish_rollback(self.config, self.out)
             _event(
                 log,
                 "rollback",
                 step=self.step,
                 to=target,
-                samples=[first, behind],
+                skipped=[entry.model_dump() for entry in entries],
                 message=f"{spike}: back to step {target}, without the data of steps {target} to {self.step - 1}",
             )
         end_training(None, self.board, self.memory, self.step, None)
         return True
+
+    def _left_out_since(self, target: int) -> list[SkippedData]:
+        """The data that the run has left out once it has gone back to `target`: those of the steps since then too, with what was
+        left out among them."""
+        number, last = self.batches.first_sample, self.step - 1
+        begin = max(target, self.batches.begin)  # before it, data were of another blend or length
+        stated = sum(skip.sequences for skip in self.config.data.skip_sequences if begin < skip.step <= last)
+        own = number(last) + self.course.batch_at(last).sequences - number(begin) - stated
+        entries = [entry for entry in read_skipped(self.out) if entry.step <= target]
+        if begin > target:
+            before = self.course.samples_before(begin) - self.course.samples_before(target)
+            entries.append(SkippedData(step=target, sequences=before))
+        return [*entries, SkippedData(step=begin, sequences=own)]
 
     def _diverged(self, lr: float) -> RunFailure:
         """Runs the last step once more to find the tensor that is to blame; the message. The state is of no use afterwards."""
@@ -268,7 +286,7 @@ class Training(RankStart):
             self.config, self.program, "", self.choices.recorded
         )
         found = {**counters, "updates": self.executor.updates, **made_by, **self.provenance, "chain": self.chain}
-        more = {"recent": self.spikes.recent, BEST: self.best}
+        more = {"recent": self.spikes.recent, "skipped_in_a_row": self.spikes.in_a_row, BEST: self.best}
         return {**found, **{key: value for key, value in more.items() if value}}
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:

@@ -35,10 +35,11 @@ class Spike:
 class SpikeDetector:
     """Finds spikes among the steps that it is shown, in order. `recent`: pairs of loss and norm, to go on from."""
 
-    def __init__(self, section: SpikesSection, recent: Sequence[Sequence[float]] = ()) -> None:
+    def __init__(self, section: SpikesSection, recent: Sequence[Sequence[float]] = (), in_a_row: int = 0) -> None:
         self._section = section
         self._recent: deque[tuple[float, float]] = deque(((loss, norm) for loss, norm in recent), section.window)
-        self._in_a_row = 0
+        self.in_a_row = in_a_row
+        """Steps up to the latest that changed nothing."""
 
     @property
     def recent(self) -> list[list[float]]:
@@ -47,7 +48,7 @@ class SpikeDetector:
 
     def largest_norm(self) -> float:
         """The gradient norm beyond which the next step is to change nothing."""
-        if self._section.policy != "skip" or not self._is_ready or self._in_a_row >= self._section.max_skips:
+        if self._section.policy != "skip" or not self._is_ready or self.in_a_row >= self._section.max_skips:
             return math.inf
         middle, spread = _spread([norm for _, norm in self._recent])
         return middle + self._section.threshold * spread
@@ -55,7 +56,7 @@ class SpikeDetector:
     def look(self, result: StepResult) -> Spike | None:
         """Takes in a step; the spike that it is."""
         values = (result.loss, result.grad_norm)
-        self._in_a_row = self._in_a_row + 1 if result.skipped else 0
+        self.in_a_row = self.in_a_row + 1 if result.skipped else 0
         if self._section.policy == "off" or not all(map(math.isfinite, values)):
             return None
         found = self._of(values) if self._is_ready else None

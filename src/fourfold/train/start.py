@@ -67,6 +67,9 @@ class RankStart:
         if not table.get(ALLOWED):
             context.agree("code", own_code().digest, 0)
         self.stop_at: int | None = table.get("stop_at")  # of a replay
+        if context.rank == 0:  # one that was cut short
+            context.store.set("rollback", str(state.finish_rollback(self.config, out) or ""))
+        went_back = context.store.get("rollback").decode()
         prepared = open_prepared(table["prepared"])
         self.left_out = prepared.left_out()
         if "tokens" in table:
@@ -84,6 +87,8 @@ class RankStart:
         self.groups = connected_groups(self.config, self.spec, programs, context, self.board, out)
         self.memory = open_peer_memory(self.config, out, context, self.view)
         copy = self.memory.find() if self.memory is not None else None
+        if went_back and copy is not None and copy.step > int(went_back):
+            copy = None
         starting = self._starting = context.barrier("parameters", self.board.record)
         resumption = Resumption(lambda: state.saved_steps(self.config, out), context, copy, starting.meet)
         released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
@@ -113,7 +118,7 @@ class RankStart:
         self.validation_losses: dict[str, float] = {}
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
-            self.spikes = SpikeDetector(self.config.spikes, info.get("recent", ()))
+            self.spikes = SpikeDetector(self.config.spikes, info.get("recent", ()), info.get("skipped_in_a_row", 0))
             self.best = tuple(found) if (found := info.get(state.BEST)) is not None else None
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self._require_stage()

@@ -31,6 +31,7 @@ from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
 from fourfold.config.schema import CheckpointSection
 from fourfold.config.stages import STAGE, Course, Stage, course_of
+from fourfold.data.skipped import end_rollback, pending_rollback
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -169,6 +170,16 @@ def forget_after(config: RunConfig, out: Path, step: int) -> None:
                 raise RunFailure(
                     f"{path}: cannot be removed ({error.strerror}), and is of a step that the run went back from"
                 ) from None
+
+
+def finish_rollback(config: RunConfig, out: Path) -> int | None:
+    """Removes the checkpoints that a run goes back from, where it does, and leaves the data out; the step that it goes back to. May
+    be called again where it was cut short. Raises `RunFailure`."""
+    target = pending_rollback(out)
+    if target is not None:
+        forget_after(config, out, target)
+        end_rollback(out)
+    return target
 
 
 def save(
