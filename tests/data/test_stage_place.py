@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fourfold.config import parse_run
+from fourfold.config.schema import SkippedData
 from fourfold.config.stages import course_of
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.blend import Blend
@@ -99,3 +100,11 @@ def test_a_blend_counts_as_it_deals(weights) -> None:
     for samples in (0, 1, 7, 100, 1001):
         parts, _ = blend.locate(np.arange(samples))
         assert blend.drawn(samples) == [int((parts == part).sum()) for part in range(len(weights))]
+
+
+def test_data_left_out_across_a_border_are_those_of_each_side() -> None:
+    found = course([{"until_steps": 6}, {"data": {"corpus": HALF}}])
+    skips = [SkippedData(step=4, sequences=2 * G), SkippedData(step=6, sequences=3 * G)]
+    plain, other = (place_of(found, found.stages[1], each) for each in ((), skips))
+    assert [other.first(step) - plain.first(step) for step in (6, 7, 11)] == [3 * G] * 3
+    assert sum(other.drawn) == sum(plain.drawn) + 2 * G

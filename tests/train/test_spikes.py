@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import fourfold
-from fourfold.config.schema import SpikesSection
-from fourfold.data.skipped import FILE
+from fourfold.config.schema import SkippedData, SpikesSection
+from fourfold.data.skipped import FILE, INTENT, begin_rollback
 from fourfold.runtime.step import StepResult
 from fourfold.train.spikes import SpikeDetector, target_of
 from tests.train.test_stages import staged
@@ -122,3 +122,19 @@ def test_steps_that_change_nothing_are_the_same_under_every_layout(tmp_path: Pat
         expected = [row[key] for row in alone.metrics]
         assert [row[key] for row in found.metrics] == pytest.approx(expected, rel=1e-8), key
     assert [event["step"] for event in found.events if event["event"] == "skip"]
+
+
+def test_a_return_that_is_cut_short_is_ended_by_whoever_starts_next(tmp_path: Path, corpus: Path) -> None:
+    spikes = {"policy": "rollback", "window": 6, "threshold": 0.5, "rollback_steps": 2, "max_rollbacks": 1}
+    full = fourfold.train(run(corpus, tmp_path, spikes=spikes), ranks=1, out=tmp_path / "full", quiet=True)
+    [back] = [event for event in full.events if event["event"] == "rollback"]
+    short = run(corpus, tmp_path, spikes={"policy": "off"}, checkpoint={"keep": 20})
+    short["batch"]["steps"] = 24
+    fourfold.train(short, ranks=1, out=tmp_path / "cut", quiet=True)
+    begin_rollback(tmp_path / "cut", back["to"], [SkippedData(**entry) for entry in back["skipped"]])
+    again = fourfold.train(
+        {**short, "batch": {**short["batch"], "steps": 25}}, ranks=1, out=tmp_path / "cut", quiet=True
+    )
+    assert not (tmp_path / "cut" / INTENT).exists()
+    assert [row["loss"] for row in again.metrics][: back["to"]] == [row["loss"] for row in full.metrics][: back["to"]]
+    assert [row["loss"] for row in again.metrics][:24] == [row["loss"] for row in full.metrics]
