@@ -174,8 +174,7 @@ def check_schedule(section: OptimizerSection) -> None:
     if section.warmup_tokens is not None and section.warmup_steps:
         raise UserError(
             f"optimizer.warmup_steps = {section.warmup_steps} and optimizer.warmup_tokens = {section.warmup_tokens} are both "
-            f"stated; "
-            f"keep one of them"
+            f"stated; keep one of them"
         )
     lengths = [key for key in ("decay_steps", "decay_tokens") if getattr(section, key) is not None]
     if len(lengths) > 1:
@@ -184,8 +183,7 @@ def check_schedule(section: OptimizerSection) -> None:
     if lengths and section.schedule in ("cosine", "linear", "decay"):
         raise UserError(
             f"optimizer.{lengths[0]} = {getattr(section, lengths[0])}: optimizer.schedule = {section.schedule!r} decays from "
-            f"warm-up to "
-            f"the end; what works: optimizer.schedule = 'wsd', or leave optimizer.{lengths[0]} out"
+            f"warm-up to the end; what works: optimizer.schedule = 'wsd', or leave optimizer.{lengths[0]} out"
         )
     places = [at for at, _ in section.points]
     if section.schedule == "points" and not places:

@@ -197,8 +197,7 @@ def _until(section: StageSection, where: str, is_last: bool) -> Limit | None:
     if not stated and not is_last:
         raise UserError(
             f"{where}: until_steps is missing: every stage but the last says where it ends, counted from the run's start; a "
-            f"value that "
-            f"works: until_steps = 1000 (or until_tokens = ...)"
+            f"value that works: until_steps = 1000 (or until_tokens = ...)"
         )
     return stated[0] if stated else None
 
@@ -210,8 +209,7 @@ def _require_end(total: Limit, stages: Sequence[Stage], at: _Reached, config: Ru
     if config.stage and at.of(unit) < size:
         raise UserError(
             f"{last} ends at step {last.end}, and batch.{unit} = {size} is the length of the run; what works: leave the last "
-            f"stage's "
-            f"until_steps out, or another [[stage]]"
+            f"stage's until_steps out, or another [[stage]]"
         )
     if (
         at.step > 1
@@ -223,8 +221,7 @@ def _require_end(total: Limit, stages: Sequence[Stage], at: _Reached, config: Ru
     ):
         raise UserError(
             f"{last} ends at step {last.end}, beyond batch.{unit} = {size}, the length of the run; what works: leave the last "
-            f"stage's "
-            f"until_steps out, or a longer run"
+            f"stage's until_steps out, or a longer run"
         )
     for stage in stages[:-1] if config.stage else ():
         if stage.end >= last.end:
@@ -267,8 +264,7 @@ def _sizes(batch: BatchSection) -> Iterator[tuple[Limit, int]]:
         if before is not None and (before[0] != unit or begin >= until):
             raise UserError(
                 f"batch.ramp: point {number + 1} ends at {until} {unit}, and the one before it at {begin} {before[0]}; allowed: "
-                f"rising ends "
-                f"in one unit"
+                f"rising ends in one unit"
             )
         before = unit, until
         if point.by is None:
@@ -278,8 +274,7 @@ def _sizes(batch: BatchSection) -> Iterator[tuple[Limit, int]]:
         if rise <= 0 or rise % point.by:
             raise UserError(
                 f"batch.ramp: point {number + 1} rises by = {point.by} from {point.global_sequences} to {follows} sequences, "
-                f"which is not "
-                f"a whole number of times; a value that works: by = {max(1, rise)}"
+                f"which is not a whole number of times; a value that works: by = {max(1, rise)}"
             )
         count = rise // point.by
         for part in range(count):
@@ -293,8 +288,7 @@ def _end_of(point: RampPoint, number: int) -> tuple[str, int]:
     if len(stated) != 1:
         raise UserError(
             f"batch.ramp: point {number + 1} states {len(stated)} of until_steps, until_tokens and until_sequences; allowed: "
-            f"one; a value "
-            f"that works: {{ global_sequences = {point.global_sequences}, until_steps = 100 }}"
+            f"one; a value that works: {{ global_sequences = {point.global_sequences}, until_steps = 100 }}"
         )
     return stated[0]
 

@@ -30,8 +30,7 @@ _TABLE_SHARE = 0.7
 _TABLE_MIN_CHARS = 4096
 WORKS = (
     'what works: corpus = "stdlib", a folder, a file, a glob such as "texts/*.jsonl", a Megatron .bin/.idx pair, or '
-    ".npy or .bin files "
-    "of token ids"
+    ".npy or .bin files of token ids"
 )
 
 

@@ -106,15 +106,13 @@ def _open_array(path: str, dtype: str) -> np.ndarray:
         )
         raise UserError(
             f"{path}: has no header that tells the format of its token ids; what works: data.token_dtype=uint16, as "
-            "nanoGPT and Dolma "
-            f"write them{pair}"
+            f"nanoGPT and Dolma write them{pair}"
         )
     itemsize = np.dtype(dtype).itemsize
     if size % itemsize:
         raise RunFailure(
             f"{path}: holds {size} bytes, which is no whole number of {dtype} of {itemsize} bytes: it is cut short, or "
-            "data.token_dtype "
-            "is another"
+            "data.token_dtype is another"
         )
     return _mapped(path, dtype, size // itemsize, 0)
 
@@ -145,8 +143,7 @@ def _require_stated(path: str, stated: str, found: str) -> None:
     if stated and stated != found:
         raise UserError(
             f"{path}: its header says {found}, and data.token_dtype {stated}; what works: leave data.token_dtype out "
-            "for files with a "
-            "header"
+            "for files with a header"
         )
 
 

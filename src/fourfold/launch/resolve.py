@@ -106,8 +106,7 @@ def resolve_run(
     if config.stage:
         raise UserError(
             f"this run has {len(config.stage)} stages, each with a step of its own; allowed: one of them; what works: stage=1 "
-            f"behind the "
-            f"run file"
+            f"behind the run file"
         )
     model = resolve_model(config.model, tokenizer_vocab_size)
     if config.layout.auto:

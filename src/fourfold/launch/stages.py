@@ -80,8 +80,7 @@ def require_alike(first: ResolvedRun, found: ResolvedRun) -> None:
     if found.layout.world_size != first.layout.world_size:
         raise UserError(
             f"its layout has {found.layout.world_size} ranks, and the run has {first.layout.world_size}; allowed: as many; what "
-            f"works: "
-            f"leave layout.dp_shard out, which then fills the ranks"
+            f"works: leave layout.dp_shard out, which then fills the ranks"
         )
     ours, theirs = (
         [(p.name, p.shape) for s in each.spec.segments for unit in s.own for p in unit.parameters]

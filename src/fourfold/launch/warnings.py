@@ -33,14 +33,12 @@ def phases_that_do_not_fit(config: RunConfig) -> Iterator[str]:
             stated_decay = f" (optimizer.decay_fraction = {section.decay_fraction:g})" if _is_share(section) else ""
             yield (
                 f"{stated} warm-up and the final decay over {decay} steps{stated_decay} overlap, and the learning rate leaps "
-                f"where the "
-                f"one ends; what works: {_beside_each_other(warmup, decay, steps, _is_share(section))}{in_tokens}"
+                f"where the one ends; what works: {_beside_each_other(warmup, decay, steps, _is_share(section))}{in_tokens}"
             )
         elif decay is None and _decays(section) and warmup >= max(1, steps - 1) and section.min_lr_ratio < 1:
             yield (
                 f"{stated} warm-up leaves no step for the decay, and the run ends at its highest learning rate, {lr:g}; what "
-                f"works: "
-                f"optimizer.warmup_steps={steps // 10}{in_tokens}"
+                f"works: optimizer.warmup_steps={steps // 10}{in_tokens}"
             )
 
 

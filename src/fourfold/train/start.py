@@ -169,8 +169,7 @@ class RankStart:
                 f"the newest checkpoint that can be read is that of step {self.step}, in {found}, and the run had come to "
                 f"{self.stage} "
                 f"(from step {self.stage.begin}); move the checkpoints from step {self.stage.begin} on away, and the same "
-                f"command goes on "
-                f"from step {self.step}"
+                f"command goes on from step {self.step}"
             )
 
     def _own_rows(self, step: int) -> list[int]:
