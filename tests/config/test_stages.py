@@ -60,7 +60,7 @@ def test_what_is_behind_a_step_is_the_sum_of_the_steps_before_it(points, limits,
 def test_a_run_of_one_stage_counts_as_its_keys_say() -> None:
     assert num_steps(run(batch={"steps": None, "tokens": 8 * LENGTH * 5 + 1})) == 6
     course = course_of(run())
-    assert course.is_plain
+    assert len(course.stages) == len(course.batches) == 1
     assert course.tokens == 40 * 8 * LENGTH
 
 

@@ -156,9 +156,7 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
     Folders and files are named so that it can lie anywhere."""
     run, name = asked.run, asked.cluster
     if asked.staged is not None and asked.stage is not None:
-        return _staged_run(asked.staged, asked.stage, request.section(layout)).on_cluster(
-            _anywhere(name) if is_path(name) else name
-        )
+        return _on_cluster(_staged_run(asked.staged, asked.stage, request.section(layout)), name)
     if request.devices != asked.request.devices:
         name = named_with(name, request.devices)
     batch: dict[str, int | None] = {
@@ -173,7 +171,11 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
         "layout": request.section(layout),
         "precision": request.precision,
     }
-    return run.model_copy(update=planned).on_cluster(_anywhere(name) if is_path(name) else name)
+    return _on_cluster(run.model_copy(update=planned), name)
+
+
+def _on_cluster(run: RunConfig, name: str) -> RunConfig:
+    return run.on_cluster(_anywhere(name) if is_path(name) else name)
 
 
 def _staged_run(run: RunConfig, stage: Stage, layout: LayoutSection) -> RunConfig:

@@ -18,11 +18,10 @@ from fourfold.api.inputs import (
     is_counted,
     loaded_cluster,
     on_cluster,
-    override_texts,
     readable_config,
 )
 from fourfold.api.numbers import parse_number
-from fourfold.api.options import CampaignOptions, PlaceOptions, SimulateOptions, stated
+from fourfold.api.options import CampaignOptions, PlaceOptions, SimulateOptions
 from fourfold.config import RunConfig, UserError
 from fourfold.config.stages import Course, Stage, course_of
 from fourfold.cost.prices import Prices
@@ -232,12 +231,7 @@ def simulate(asked: SimulateOptions) -> SimulationResult:
     config = readable_config(asked.run, asked.overrides, asked.trust)
     if config.stage or config.batch.ramp:
         return _simulate_course(config, asked)
-
-    def again(more: Sequence[str]) -> SimulationResult:
-        overrides = (*override_texts(asked.overrides), *more)
-        return simulate(asked.run, overrides, **stated(PlaceOptions, asked), trust=asked.trust)
-
-    return _simulate_alike(config, asked, again)
+    return _again(config, asked)
 
 
 def _again(config: RunConfig, asked: SimulateOptions) -> SimulationResult:
@@ -271,7 +265,7 @@ def _simulate_course(config: RunConfig, asked: SimulateOptions) -> SimulationRes
 
 
 def _length(course: Course, stage: Stage, result: SimulationResult) -> StageLength:
-    batches = [each for each in course.batches if stage.begin <= each.step < stage.end]
+    batches = course.batches_of(stage)
     seconds = _step_seconds(result, [each.sequences for each in batches])
     last = batches[-1]
     return StageLength(

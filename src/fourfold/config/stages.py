@@ -6,7 +6,7 @@ Everything is a pure function of the run file and the step. A stage's keys hold 
 them again."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -71,11 +71,6 @@ class Course:
         """Tokens of the full run."""
         return self.tokens_before(self.steps)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all its steps are alike."""
-        return len(self.stages) == len(self.batches) == 1
-
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; the last one's behind the end."""
         number = bisect_right(self.stages, step, key=lambda stage: stage.begin) - 1
@@ -100,30 +95,25 @@ class Course:
         found = self.batches[max(0, bisect_right(self.batches, tokens, key=lambda each: each.tokens) - 1)]
         return found.step + max(0, -(-(tokens - found.tokens) // found.step_tokens))
 
+    def batches_of(self, stage: Stage) -> list[Batches]:
+        """The batches of a stage, in order."""
+        return [each for each in self.batches if stage.begin <= each.step < stage.end]
+
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step."""
-        stage = self.stage_at(step)
-        return learning_rate(stage.config.optimizer, step, self._spans[stage.number])
-
-    def schedules(self) -> Iterator[tuple[Stage, SpanOfSteps]]:
-        """Every schedule of the learning rate: the stage that begins it, and its steps."""
-        for stage in self.stages:
-            if stage.number == 0 or stage.schedules:
-                yield stage, self._spans[stage.number]
+        number = bisect_right(self.schedules, step, key=lambda schedule: schedule[0].begin) - 1
+        return learning_rate(self.stage_at(step).config.optimizer, step, self.schedules[max(0, number)][1])
 
     @cached_property
-    def _spans(self) -> tuple[SpanOfSteps, ...]:
-        """The steps that share a schedule, by stage."""
-        starts = [stage.number == 0 or stage.schedules for stage in self.stages]
-        found: list[SpanOfSteps] = []
-        before: float | None = None
-        for stage in self.stages:
-            first = max(number for number in range(stage.number + 1) if starts[number])
-            behind = next((n for n in range(stage.number + 1, len(starts)) if starts[n]), len(starts))
-            begin, end = self.stages[first].begin, self.stages[behind - 1].end
-            if first == stage.number and found:
-                before = learning_rate(self.stages[first - 1].config.optimizer, begin, found[-1])
-            found.append(SpanOfSteps(begin, end, self.tokens_before, self.step_after, before))
+    def schedules(self) -> tuple[tuple[Stage, SpanOfSteps], ...]:
+        """Every schedule of the learning rate: the stage that begins it, and its steps."""
+        begun = [stage for stage in self.stages if stage.number == 0 or stage.schedules]
+        found: list[tuple[Stage, SpanOfSteps]] = []
+        for stage, end in zip(begun, [*(stage.begin for stage in begun[1:]), self.steps], strict=True):
+            before = None
+            if found:
+                before = learning_rate(self.stages[stage.number - 1].config.optimizer, stage.begin, found[-1][1])
+            found.append((stage, SpanOfSteps(stage.begin, end, self.tokens_before, self.step_after, before)))
         return tuple(found)
 
 
@@ -140,8 +130,9 @@ def course_of(config: RunConfig) -> Course:
         begin = at.step
         batches += _batches(own.batch, at, until, where if config.stage else "the run")
         stages.append(Stage(number, begin, at.step, own, section.name, "schedule" in section.optimizer))
-    _require_end(total, stages, at, config)
-    return Course(tuple(stages), tuple(batches))
+    course = Course(tuple(stages), tuple(batches))
+    _require_end(course, total)
+    return course
 
 
 def stage_configs(config: RunConfig) -> list[RunConfig]:
@@ -202,33 +193,21 @@ def _until(section: StageSection, where: str, is_last: bool) -> Limit | None:
     return stated[0] if stated else None
 
 
-def _require_end(total: Limit, stages: Sequence[Stage], at: _Reached, config: RunConfig) -> None:
+def _require_end(course: Course, total: Limit) -> None:
     """The last stage ends with the run."""
     unit, size = total
-    last = stages[-1]
-    if config.stage and at.of(unit) < size:
+    last, step = course.stages[-1], course.steps
+    end, before = (step, step - 1) if unit == "steps" else (course.tokens, course.tokens_before(step - 1))
+    if end < size:
         raise UserError(
-            f"{last} ends at step {last.end}, and batch.{unit} = {size} is the length of the run; what works: leave the last "
+            f"{last} ends at step {step}, and batch.{unit} = {size} is the length of the run; what works: leave the last "
             f"stage's until_steps out, or another [[stage]]"
         )
-    if (
-        at.step > 1
-        and config.stage
-        and (at.of(unit) - size)
-        >= (
-            1 if unit == "steps" else stages[-1].config.batch.global_sequences * stages[-1].config.batch.sequence_length
-        )
-    ):
+    if before >= size:
         raise UserError(
-            f"{last} ends at step {last.end}, beyond batch.{unit} = {size}, the length of the run; what works: leave the last "
+            f"{last} ends at step {step}, beyond batch.{unit} = {size}, the length of the run; what works: leave the last "
             f"stage's until_steps out, or a longer run"
         )
-    for stage in stages[:-1] if config.stage else ():
-        if stage.end >= last.end:
-            raise UserError(
-                f"{stage} ends at step {stage.end}, where the run ends (batch.{unit} = {size}); allowed: an earlier end, or a "
-                f"longer run"
-            )
 
 
 def _batches(batch: BatchSection, at: _Reached, until: Limit, where: str) -> Iterator[Batches]:
@@ -301,7 +280,7 @@ def decayed(config: RunConfig, step: int, steps: int) -> RunConfig:
     kept = list(config.stage[: stage.number + 1]) or [StageSection()]
     optimizer = config.optimizer
     last = course.stage_at(step - 1).number
-    begin, span = next((each, span) for each, span in reversed(list(course.schedules())) if each.number <= last)
+    begin, span = next((each, span) for each, span in reversed(course.schedules) if each.number <= last)
     if optimizer.horizon_steps is None and begin.number == 0 and "schedule" not in kept[0].optimizer:
         optimizer = optimizer.model_copy(update={"horizon_steps": span.end - span.begin})
     else:

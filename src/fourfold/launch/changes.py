@@ -134,7 +134,7 @@ def _differences(old: RunConfig, new: RunConfig, saved: int) -> list[Change]:
     if old.stage != new.stage:
         was, is_now = (config.model_dump(mode="json", exclude_defaults=True).get("stage") for config in (old, new))
         found["stage"] = Change("stage", was, is_now)
-    was_begun, is_begun = ([s.begin for s, _ in course.schedules() if s.begin < saved] for course in (before, now))
+    was_begun, is_begun = ([s.begin for s, _ in course.schedules if s.begin < saved] for course in (before, now))
     if was_begun != is_begun:
         found.setdefault(
             "optimizer.schedule", Change("optimizer.schedule", f"from steps {was_begun}", f"from steps {is_begun}")

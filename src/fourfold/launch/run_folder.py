@@ -141,13 +141,16 @@ class RunFolder:
     def course(self, trust: bool = False) -> tuple[Course, Stage]:
         """The course of the run that stands here, and the stage that its last launch trained. Raises `UserError` as
         `require_config` does."""
-        course = course_of(self.require_config(trust))
+        return self._course(self.require_config(trust))
+
+    def _course(self, config: RunConfig) -> tuple[Course, Stage]:
+        course = course_of(config)
         return course, course.stages[min(self.stage(), len(course.stages) - 1)]
 
     def stage_config(self, trust: bool = False) -> RunConfig:
         """The run as its last launch trained it: its stage, where it has several. Raises `UserError` as `require_config` does."""
         config = self.require_config(trust)
-        return self.course(trust)[1].config if config.stage else config
+        return self._course(config)[1].config if config.stage else config
 
     def data(self) -> dict[str, Any]:
         """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""

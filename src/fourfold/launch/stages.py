@@ -33,8 +33,8 @@ class StagedRun:
 
     def _growing(self, stage: Stage, spec: StepSpec) -> Iterator[StepSpec]:
         """The steps of a stage whose batch is smaller than its last."""
-        of_stage = [each for each in self.course.batches if stage.begin <= each.step < stage.end]
-        for sequences in sorted({each.sequences for each in of_stage} - {stage.config.batch.global_sequences}):
+        sizes = {each.sequences for each in self.course.batches_of(stage)}
+        for sequences in sorted(sizes - {stage.config.batch.global_sequences}):
             yield spec.with_sequences(sequences)
 
 
@@ -66,8 +66,8 @@ def resolve_stages(
 def require_batches(course: Course, stage: Stage, found: ResolvedRun) -> None:
     """Raises `UserError` where microbatches do not fill a batch of the stage."""
     per_microbatch = found.layout.data_degree * found.layout.microbatch_sequences
-    for each in course.batches:
-        if stage.begin <= each.step < stage.end and each.sequences % per_microbatch:
+    for each in course.batches_of(stage):
+        if each.sequences % per_microbatch:
             works = -(-each.sequences // per_microbatch) * per_microbatch
             raise UserError(
                 f"batch.ramp: {each.sequences} sequences from step {each.step} on are not a multiple of dp_replicate x dp_shard x "

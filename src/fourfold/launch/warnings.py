@@ -16,7 +16,7 @@ LEAST_JUMP = 0.01
 
 def phases_that_do_not_fit(config: RunConfig) -> Iterator[str]:
     """One line each, with values that fit; of every schedule that a stage begins. Steps count from 0, as in `learning_rate`."""
-    for stage, span in course_of(config).schedules():
+    for stage, span in course_of(config).schedules:
         section, steps = stage.config.optimizer, span.end - span.begin
         warmup, decay, lr = *phase_steps(section, span), section.lr
         key = "warmup_steps" if section.warmup_tokens is None else "warmup_tokens"

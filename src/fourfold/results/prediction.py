@@ -11,7 +11,7 @@ from fourfold.evidence.interval import Quantity
 from fourfold.layout import Layout
 from fourfold.results.fit import fit_of
 from fourfold.results.record import ABSENT, open_record, record, record_of, shown
-from fourfold.simulate.campaign import Campaign
+from fourfold.simulate.campaign import Campaign, StageLength
 from fourfold.simulate.memory import MemoryOverTime, memory_over_time
 from fourfold.simulate.summary import LinkTraffic, StepSummary
 
@@ -125,21 +125,10 @@ class FailuresDocument:
     goodput_without_spares: float
 
 
-@record
+@record_of(StageLength)
 class StageDocument:
     """A stage of a run, or all of it while the batch grows: `sequences` and `step_seconds` are those of its last step, `words` its
     layout."""
-
-    number: int
-    name: str
-    steps: int
-    tokens: int
-    sequences: int
-    length: int
-    step_seconds: float
-    seconds: float
-    words: str
-    fits: bool
 
 
 @record
