@@ -5,7 +5,7 @@ Some are of a learning rate that a run does not reach, or leaves in a leap: phas
 
 from collections.abc import Iterator, Sequence
 
-from fourfold.config import ModelConfig, RunConfig, num_steps
+from fourfold.config import ModelConfig, RunConfig
 from fourfold.config.learning_rate import learning_rate, phase_steps
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.config.stages import course_of
@@ -64,15 +64,15 @@ def other_schedule(before: RunConfig, now: RunConfig, step: int) -> str | None:
     """Warning that a run which goes on makes its next step at another learning rate than its schedule led to."""
     if step == 0:
         return None
-    was, same = (course_of(config).learning_rate(step - 1) for config in (before, now))
+    old, new = course_of(before), course_of(now)
+    was, same = old.learning_rate(step - 1), new.learning_rate(step - 1)
     if abs(same - was) <= LEAST_JUMP * was:
         return None
-    following = course_of(now).learning_rate(step)
+    following = new.learning_rate(step)
     return (
         f"the learning rate goes from {was:.3g} in step {step - 1} to {following:.3g} in step {step}: optimizer.schedule = "
-        f"{course_of(now).stage_at(step).config.optimizer.schedule} over {num_steps(now):,} steps, and the steps before were "
-        f"made over {num_steps(before):,}; to "
-        f"hold the rate: --change optimizer.schedule=constant optimizer.lr={was:.3g}"
+        f"{new.stage_at(step).config.optimizer.schedule} over {new.steps:,} steps, and the steps before were made over "
+        f"{old.steps:,}; to hold the rate: --change optimizer.schedule=constant optimizer.lr={was:.3g}"
     )
 
 
