@@ -88,7 +88,7 @@ def test_a_run_that_went_back_is_one_that_was_told_to_leave_the_data_out(tmp_pat
     spikes = {"policy": "rollback", "window": 6, "threshold": 0.5, "rollback_steps": 2, "max_rollbacks": 2}
     table = run(corpus, tmp_path, spikes=spikes)
     back = fourfold.train(table, ranks=1, out=tmp_path / "back", quiet=True)
-    skips = json.loads((tmp_path / "back" / FILE).read_text())
+    skips = json.loads((tmp_path / "back" / FILE).read_text())["skipped"]
     rolled = [event for event in back.events if event["event"] == "rollback"]
     assert [event["to"] for event in rolled] == [skip["step"] for skip in skips]
     assert skips

@@ -68,7 +68,7 @@ def _validation(config: RunConfig, prepared: Any, json: bool) -> dict[str, Any]:
 def _of_folder(run: Path, overrides: tuple[str, ...], step: int | None) -> tuple[RunConfig, Any, list[SkippedData]]:
     """The run that stands in a folder; the data of the stage of a step, where they are still there; the data that it left out."""
     from fourfold.data.prepared import open_prepared
-    from fourfold.data.skipped import read_skipped
+    from fourfold.data.skipped import left_out_by
     from fourfold.launch.run_folder import RunFolder
     from fourfold.report.run_files import check_files
     from fourfold.report.step_samples import stage_of_step
@@ -83,4 +83,4 @@ def _of_folder(run: Path, overrides: tuple[str, ...], step: int | None) -> tuple
     stage = 0 if step is None else stage_of_step(config, step)[1].number
     path = folder.stage_data(stage).get("prepared")
     prepared = open_prepared(path) if isinstance(path, str) and Path(path).exists() else None
-    return config, prepared, read_skipped(run)
+    return config, prepared, left_out_by(run).skipped

@@ -159,10 +159,6 @@ class GlobalBatches:
         """The step of sample 0."""
         return self._place.begin
 
-    def first_sample(self, step: int) -> int:
-        """The number of a step's first sample among those of its blend and length."""
-        return self._place.first(step)
-
     def readings(self, steps: int) -> list[Reading]:
         """The reading of each part by a run of so many steps, or by its stages up to there."""
         drawn = self._drawn(steps)

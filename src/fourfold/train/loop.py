@@ -12,8 +12,7 @@ import torch
 from fourfold.checkpoint import step_of
 from fourfold.config import RunFailure
 from fourfold.config.json_lines import finite
-from fourfold.config.schema import SkippedData
-from fourfold.data.skipped import begin_rollback, read_skipped
+from fourfold.data.skipped import begin_rollback, left_out_by, left_out_since
 from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program
 from fourfold.runtime.corruption import Corruption
@@ -156,14 +155,21 @@ class Training(RankStart):
             paths = saved_steps(self.config, self.out)
             found = [step for path in paths if (step := step_of(path)) is not None]
             saved = [step for step in found if step in ends or (every and step % every == 0)]  # not those of a stop
-            target = target_of(saved, self.step, self.config.spikes, len(read_skipped(self.out)))
+            target = target_of(saved, self.step, self.config.spikes, left_out_by(self.out).rollbacks)
             text = str(target or "")
         told = self.context.tell(text, 0)
         if not told:
             return False
         target = int(told)
         if self.context.rank == 0:
-            entries = self._left_out_since(target)
+            entries = left_out_since(
+                target,
+                self.step,
+                self.batches.begin,
+                self.course.samples_before,
+                left_out_by(self.out).skipped,
+                self.config.data.skip_sequences,
+            )
             begin_rollback(self.out, target, entries)
             finish_rollback(self.config, self.out)
             _event(
@@ -176,19 +182,6 @@ class Training(RankStart):
             )
         end_training(None, self.board, self.memory, self.step, None)
         return True
-
-    def _left_out_since(self, target: int) -> list[SkippedData]:
-        """The data that the run has left out once it has gone back to `target`: those of the steps since then too, with what was
-        left out among them."""
-        number, last = self.batches.first_sample, self.step - 1
-        begin = max(target, self.batches.begin)  # before it, data were of another blend or length
-        stated = sum(skip.sequences for skip in self.config.data.skip_sequences if begin < skip.step <= last)
-        own = number(last) + self.course.batch_at(last).sequences - number(begin) - stated
-        entries = [entry for entry in read_skipped(self.out) if entry.step <= target]
-        if begin > target:
-            before = self.course.samples_before(begin) - self.course.samples_before(target)
-            entries.append(SkippedData(step=target, sequences=before))
-        return [*entries, SkippedData(step=begin, sequences=own)]
 
     def _diverged(self, lr: float) -> RunFailure:
         """Runs the last step once more to find the tensor that is to blame; the message. The state is of no use afterwards."""
