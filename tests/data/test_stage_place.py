@@ -69,6 +69,18 @@ def test_stages_with_one_blend_and_length_read_as_one_run(blended) -> None:  # n
             assert (own.batch(step, range(G)).tokens == full.batch(step, range(G)).tokens).all()
 
 
+@pytest.mark.parametrize("blend", [HALF, [A, {**B, "later": [{"step": 8, "weight": 4.0}]}]])
+def test_batches_of_a_stage_with_another_blend_go_on_in_each_source(blended, blend) -> None:  # noqa: F811
+    staged = course([{"until_steps": 5}, {"data": {"corpus": blend}}])
+    read: dict[int, list[int]] = {0: [], 1: []}
+    for stage in staged.stages:
+        batches = GlobalBatches.of_run(blended, stage.config, place_of(staged, stage))
+        for step in range(stage.begin, stage.end):
+            for sample in batches.samples(step, range(G)):
+                read[sample.part].append(sample.index)
+    assert all(indices == list(range(len(indices))) and len(indices) > 5 for indices in read.values())
+
+
 def test_a_ramp_reads_the_same_samples_in_other_steps(blended) -> None:  # noqa: F811
     ramp = course([], ramp=[{"global_sequences": 1, "by": 1, "until_steps": 3}])
     plain = course([])

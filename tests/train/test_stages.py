@@ -84,3 +84,17 @@ def test_stages_under_any_layouts_are_the_run_of_one_rank(
         assert torch.allclose(tensor, again.get(name), rtol=0, atol=1e-9), name
     begun = [(event["step"], event["message"]) for event in split.events if event["event"] == "stage"]
     assert begun == [(4, "stage 2 begins"), (7, "stage 3 begins"), (9, "stage 4 begins")]
+
+
+def test_steps_of_a_ramp_are_those_of_a_run_with_their_batch(tmp_path: Path, corpus: Path) -> None:
+    """Each loss is a mean over the batch that there is, the routers' too."""
+    small = staged(corpus, tmp_path, [{}, {}, {}], model=EXPERTS, optimizer={"schedule": "constant"})
+    del small["stage"]
+    ramp = {**small, "batch": {**small["batch"], "steps": 4}}
+    plain = {**small, "batch": {"global_sequences": 4, "sequence_length": 16, "steps": 2}}
+    rising, level = (
+        fourfold.train(each, ranks=1, out=tmp_path / name, quiet=True) for each, name in ((ramp, "a"), (plain, "b"))
+    )
+    for key in ("loss", "grad_norm", "auxiliary_loss", "lr", "tokens"):
+        assert [row[key] for row in rising.metrics[:2]] == [row[key] for row in level.metrics], key
+    assert level.metrics[0]["auxiliary_loss"] > 0
