@@ -37,6 +37,7 @@ SHORT = {
     "simulate/paused_garbage_collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/deterministic.py": "what a rank's process sets before it has a device; the trials of back ends stand in `kernels`",
+    "model/halves.py": "runtime and checkpoints, side by side, need it: it belongs to neither",
 }
 
 

@@ -15,6 +15,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
+from fourfold.model.halves import join
 from fourfold.model.operations import with_operations
 from fourfold.program import Program, RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
@@ -145,7 +146,7 @@ def run_rank(
         "losses": losses,
         "norms": norms,
         "gradients": gradients,
-        "parameters": {name: unit.states["master"].cpu().clone().numpy() for name, unit in units.items()},
+        "parameters": {name: master_weights(unit).cpu().clone().numpy() for name, unit in units.items()},
         "biases": {name: bias.cpu().clone().numpy() for name, bias in executor.routers.biases.items()},
         "shards": {name: unit.index for name, unit in units.items()},
         "transport": spec.transport,
@@ -157,6 +158,12 @@ def run_rank(
         "predicted_peak": memory_peak(program).bytes,
         "peak_at": program.instructions[memory_peak(program).index].short,
     }
+
+
+def master_weights(unit: Unit) -> torch.Tensor:
+    """The unit's shard of master weights, in the format of the arithmetic."""
+    states = unit.states
+    return states["master"] if "master" in states else join(states["weights"], states["remainder"])
 
 
 def saved_folder(out: Path) -> Path:

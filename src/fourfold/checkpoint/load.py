@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fourfold.checkpoint.boxes import box_numel
 from fourfold.checkpoint.file_bytes import ByteSource
+from fourfold.checkpoint.formats import as_saved, converts
 from fourfold.checkpoint.manifest import Manifest, UnitRecord, read_manifest
 from fourfold.checkpoint.saved_state import SavedState, TensorRead
 from fourfold.checkpoint.tensor_file import dtype_name
-from fourfold.checkpoint.unit_shard import UnitShard
+from fourfold.checkpoint.unit_shard import MASTER, WEIGHTS, UnitShard
 from fourfold.config import FinalFailure
 
 
@@ -36,9 +37,10 @@ def check_fits(
             raise _other_model(path, f"unit {unit} has no {lacking[0]} of its matrices there")
         for role, tensor in shard.tensors.items():
             dtype = dtype_name(tensor.dtype)
-            if record.dtypes.get(role) != dtype:
+            if not converts(record.dtypes, role, dtype):
+                saved = record.dtypes.get(role, "halves" if role == MASTER and WEIGHTS in record.dtypes else None)
                 raise FinalFailure(
-                    f"{path}: {role} of unit {unit} was saved as {record.dtypes.get(role)}, this run holds {dtype}; "
+                    f"{path}: {role} of unit {unit} was saved as {saved}, this run holds {dtype}; "
                     f"resume with the same precision.master"
                 )
 
@@ -107,13 +109,15 @@ def fill_shards(
     advance: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills the shards of a rank of any layout, and tensors beside the units. Raises `RunFailure`, with the tensors untouched."""
-    reads = [read for shard in shards.values() for read in shard_reads(saved, shard)]
+    given = [as_saved(shard, saved.manifest.units[name].dtypes) for name, shard in shards.items()]
+    reads = [read for shard, _ in given for read in shard_reads(saved, shard)]
     reads += [saved.extra(name, tensor) for name, tensor in (extras or {}).items()]
     saved.fill(reads, advance)
-    for shard in shards.values():
+    for shard, convert in given:
         for start, end in padding(shard):
             for role in shard.tensors:
                 shard.held(role, start, end).zero_()
+        convert()
 
 
 def shard_reads(saved: SavedState, shard: UnitShard) -> Iterator[TensorRead]:

@@ -22,7 +22,7 @@ VERSION = 3
 _MANIFEST_BYTES, _BYTES_PER_FILE, _MAX_MANIFEST_BYTES = 1 << 22, 1 << 17, 1 << 27
 _FILE_NAME = re.compile(r"rank-\d{5,10}\.safetensors")
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
-_DTYPES = frozenset(("fp64", "fp32", "bf16"))
+_DTYPES = frozenset(("fp64", "fp32", "bf16", "int16"))
 _STRICT = ConfigDict(extra="forbid", strict=True)
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -244,7 +244,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
 def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileDigest]) -> str | None:
     """Describes the first contradiction in a unit's record, for example parts that leave a gap; None without one."""
     if not unit.dtypes or set(unit.dtypes.values()) - _DTYPES:
-        return f"dtypes = {unit.dtypes} must name fp64, fp32 or bf16 for each role"
+        return f"dtypes = {unit.dtypes} must name fp64, fp32, bf16 or int16 for each role"
     if not unit.parts:
         return "has no part"
     if not unit.without.keys() <= unit.dtypes.keys() or any(n > len(unit.parameters) for n in unit.without.values()):

@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fourfold.checkpoint.formats import HALVES, NUMBERS, converts
 from fourfold.checkpoint.manifest import how_to_go_on, read_manifest
 from fourfold.checkpoint.saved_state import SavedState
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import MASTER, extra_name
 from fourfold.config import RunFailure
+from fourfold.model.halves import join
 from fourfold.model.torch_operations import torch_dtype
 
 
@@ -26,16 +28,19 @@ class ParameterReader:
         self.path = path
         manifest = read_manifest(path)
         for unit, record in manifest.units.items():
-            if MASTER not in record.dtypes:
+            if not converts(record.dtypes, MASTER, record.dtypes.get(MASTER, NUMBERS)):
                 raise RunFailure(f"{path}: unit {unit} has no {MASTER} tensor; {how_to_go_on(path)}")
         self._saved = SavedState(path, manifest)
         self._saved.verify_all()
         self._dtypes: dict[str, torch.dtype] = {}
+        self._in_halves = set[str]()
         self.shapes: dict[str, tuple[int, ...]] = {}
         for record in manifest.units.values():
             for parameter in record.parameters:
-                self._dtypes[parameter.name] = torch_dtype(record.dtypes[MASTER])
+                self._dtypes[parameter.name] = torch_dtype(record.dtypes.get(MASTER, NUMBERS))
                 self.shapes[parameter.name] = parameter.shape
+                if MASTER not in record.dtypes:
+                    self._in_halves.add(parameter.name)
         self.extras = {name: record.shape for name, record in manifest.extras.items()}
         self.step = manifest.step
         self.info = manifest.info
@@ -53,10 +58,18 @@ class ParameterReader:
         shape = self.shapes[name]
         if not 0 <= start < end <= shape[0]:
             raise ValueError(f"{name} has {shape[0]} rows; there are no rows [{start}, {end})")
-        result = torch.empty((end - start, *shape[1:]), dtype=self._dtypes[name])
         box = ((start, end), *((0, size) for size in shape[1:]))
-        self._saved.fill(self._saved.reads(name, MASTER, box, 0, result.view(-1)))
-        return result
+
+        def read(role: str, dtype: torch.dtype) -> Tensor:
+            result = torch.empty(prod(high - low for low, high in box), dtype=dtype)
+            self._saved.fill(self._saved.reads(name, role, box, 0, result))
+            return result
+
+        if name in self._in_halves:
+            found = join(*(read(role, torch_dtype(dtype)) for role, dtype in HALVES.items()))
+        else:
+            found = read(MASTER, self._dtypes[name])
+        return found.view(end - start, *shape[1:])
 
     def extra(self, name: str) -> Tensor:
         """A tensor beside the units. Raises `KeyError` for a name it has not."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from fourfold.config import RunFailure
 
 PIECE_BYTES = 1 << 23
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8, "I16": torch.int16}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_FP = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+_FP = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "I16": "int16"}
 
 
 class DamagedCheckpoint(RunFailure):
@@ -46,7 +46,7 @@ class TensorEntry:
 def dtype_name(dtype: torch.dtype) -> str:
     """`torch.float32` -> `fp32`. Raises `ValueError` for a format that checkpoints do not hold."""
     if _CODES.get(dtype) not in _FP:
-        raise ValueError(f"a checkpoint holds fp64, fp32 and bf16 tensors, not {dtype}")
+        raise ValueError(f"a checkpoint holds fp64, fp32, bf16 and int16 tensors, not {dtype}")
     return _FP[_CODES[dtype]]
 
 

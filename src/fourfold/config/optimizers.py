@@ -45,6 +45,15 @@ class OptimizerSpec:
     placement: MatrixPlacement = "auto"
     per_head: bool = False
 
+    def stored_as(self, dtype: Dtype | None) -> "OptimizerSpec":
+        """The optimizer with all states in one format; None: in their own."""
+        return self if dtype is None else replace(self, state=tuple(replace(each, dtype=dtype) for each in self.state))
+
+    @property
+    def states_own_format(self) -> bool:
+        """Whether a state has another format than the master weights, whatever that is."""
+        return any(each.dtype is not None for each in self.state)
+
     def state_bytes(self, master: str, matrix: bool = False) -> int:
         """Bytes of state a parameter, or an element of a hidden matrix; `master`: the format of the master weights."""
         return sum(DTYPE_BYTES[each.dtype or master] for each in self.state if each.of_matrices or not matrix)
@@ -108,11 +117,13 @@ class OptimizerSection(Section):
     """Weight decay of matrices; norms and biases are not decayed."""
     clip_norm: Weight | None = 1.0
     """Largest global norm of the gradients; larger ones are scaled down to it. 0: no clipping."""
+    state_dtype: Literal["bf16"] | None = None
+    """Format in which the optimizer's states are stored: `bf16`, rounded stochastically. Left out: that of the master weights."""
 
     @property
     def step_spec(self) -> OptimizerSpec:
         """The optimizer with these keys, as programs are compiled for it."""
-        return self.spec
+        return self.spec.stored_as(self.state_dtype)
 
     @field_validator("clip_norm")
     @classmethod
@@ -211,7 +222,7 @@ class MuonSection(OptimizerSection):
 
     @property
     def step_spec(self) -> OptimizerSpec:
-        return replace(self.spec, per_head=self.per_head, placement=self.placement)
+        return replace(super().step_spec, per_head=self.per_head, placement=self.placement)
 
 
 OPTIMIZERS: dict[str, type[OptimizerSection]] = {

@@ -169,8 +169,10 @@ class PrecisionSection(Section):
 
     compute: Dtype = "fp32"
     """Format of activations and of the parameters that compute uses."""
-    master: Literal["fp64", "fp32"] | None = None
-    """Format of the weights that the optimizer updates, and of its states. Left out: fp32, or fp64 where `compute` is fp64."""
+    master: Literal["fp64", "fp32", "split"] | None = None
+    """Format of the weights that the optimizer updates, and of its states (but `optimizer.state_dtype`). `split`, with `compute` in
+    bf16: fp32 weights as those of bf16 and 16 bits that they lack, 4 bytes a parameter in place of 6. Left out: fp32, or fp64 where
+    `compute` is fp64."""
     gemm_dtype: GemmRecipeName | None = None
     """Recipe by which the operands of blocks' linear layers are quantized to 8 bits before they are multiplied: `fp8` has one scale
     for a tensor, `fp8-block` one for 128 numbers (128 x 128 of a weight), `mxfp8` one for 32. Left out: they stay in `compute`."""
@@ -184,8 +186,13 @@ class PrecisionSection(Section):
 
     @property
     def master_format(self) -> str:
-        """`master`, or its default."""
-        return self.master or self._accumulation_dtype
+        """The format in which the optimizer computes: `master`, or its default."""
+        return "fp32" if self.splits_master else self.master or self._accumulation_dtype
+
+    @property
+    def splits_master(self) -> bool:
+        """Whether master weights lie in halves, one of them the weights of `compute`."""
+        return self.master == "split"
 
     @property
     def gradients_format(self) -> str:

@@ -10,6 +10,7 @@ from fourfold.program import Program
 from fourfold.program.buffers import device
 from fourfold.program.communicators import num_communicators
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.narrow.steps import splits_master
 from fourfold.program.program import BufferKind, Buffers
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -56,9 +57,9 @@ def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra:
 def _state_shares(spec: StepSpec, software: SoftwareProfile) -> dict[str, float]:
     """Sizes of optimizer states and master weights that the software states, as shares of the declared, by kind of buffer."""
     optimizer, shares = spec.optimizer, dict[str, float]()
-    if software.optimizer_bytes is not None and optimizer.state:
+    if software.optimizer_bytes is not None and optimizer.state and not optimizer.states_own_format:
         shares["optimizer"] = len(optimizer.state) * software.optimizer_bytes / optimizer.state_bytes(spec.master)
-    if software.master_bytes is not None:
+    if software.master_bytes is not None and not splits_master(spec):
         shares["master"] = software.master_bytes / DTYPE_BYTES[spec.master]
     return shares
 

@@ -16,6 +16,8 @@ from fourfold.program.stage_map import stage_map
 
 EVERY = 1000
 """Steps between two checkpoints or evaluations where the run states none."""
+_NARROW = {1.0: "fp8", 2.0: "bf16"}
+"""Formats of optimizer states by the bytes of an element."""
 
 
 WRITTEN = frozenset(
@@ -164,6 +166,11 @@ class TrainerJob:
         """The cluster and the layout, for a comment."""
         return f"{self.request.devices} x {self.request.cluster.device.name}: {self.layout.words()}"
 
+    @property
+    def state_format(self) -> str | None:
+        """The format of optimizer states where it is narrower than fp32, as the run or its software states it."""
+        return self.optimizer.state_dtype or _NARROW.get(self.request.software.optimizer_bytes or 4.0)
+
 
 def unstated(job: TrainerJob, optimizers: tuple[str, ...], decays: Collection[str] = ("linear",)) -> list[str]:
     """Settings that no other trainer's file can name. `optimizers`, `decays`: of the run file, those that it has."""
@@ -178,6 +185,10 @@ def unstated(job: TrainerJob, optimizers: tuple[str, ...], decays: Collection[st
         blocks = job.layout.words().partition("blocks: ")[2]
         missing.append(
             f"{blocks}: one policy a block is not stated there, every block keeps its activations: plan with --for"
+        )
+    if job.optimizer.state_dtype is not None:
+        missing.append(
+            f"optimizer.state_dtype = {job.optimizer.state_dtype!r}: states are rounded to the nearest there"
         )
     if job.layout.offload_optimizer:
         missing.append("optimizer states on the host: they stay on the device there: plan with --for")

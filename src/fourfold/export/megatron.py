@@ -23,7 +23,6 @@ FP8: dict[str, Flags] = {
 }
 MEGATRON_DECAYS = {"linear": "linear", "cosine": "cosine", "sqrt": "minus_sqrt", "exponential": "exponential"}
 """Megatron-LM's names of the final decay's shapes."""
-NARROW = {1.0: "fp8", 2.0: "bf16"}
 
 
 def layout_flags(job: TrainerJob) -> Part:
@@ -205,7 +204,7 @@ def _precision(job: TrainerJob) -> Part:
         if value == "fp64":
             missing.append(f"precision.{key} = 'fp64': Megatron-LM computes in bf16, fp16 or fp32")
     flags |= FP8[job.gemm_dtype] if job.gemm_dtype else {}
-    states = NARROW.get(job.request.software.optimizer_bytes or 4.0)
+    states = job.state_format
     if states is not None and job.layout.zero:
         flags |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": states, "exp-avg-sq-dtype": states}
     elif states is not None:

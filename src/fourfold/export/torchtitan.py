@@ -237,7 +237,7 @@ def _optimizer(job: TrainerJob) -> Call:
         )
         for pattern, decay in groups
     ]
-    narrow = job.request.software.optimizer_bytes == 2
+    narrow = job.state_format == "bf16"
     more: dict[str, object] = {"implementation": '"fused_opt_states_bf16"'} if narrow else {}
     return Call("OptimizersContainer.Config", {"param_groups": calls} | more)
 

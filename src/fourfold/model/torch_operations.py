@@ -241,5 +241,5 @@ def repeats(items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch format of a `fp64`, `fp32` or `bf16` of the run file."""
-    return {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[name]
+    """The torch format of a `fp64`, `fp32` or `bf16` of the run file, and of the `int16` beside bf16 weights."""
+    return {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "int16": torch.int16}[name]

@@ -64,10 +64,12 @@ class OptimizerCosts:
     def update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """Seconds [rows] of the update of a shard, of the matrices that it orthogonalizes, and what the software adds to every
         step."""
-        request, precision, spec = self.request, self.request.precision, self.request.optimizer.spec
+        request, precision, spec = self.request, self.request.precision, self.request.optimizer.step_spec
         numbers, matrices = self._updated(shape, table)
         formats = (precision.compute, precision.master_format, precision.gradients_format)
         moved = (numbers - matrices) * spec.update_bytes(*formats) + matrices * spec.update_bytes(*formats, matrix=True)
+        if precision.splits_master:  # read and written as 4 bytes, in place of 8 and the 2 of a copy
+            moved = moved - 2 * numbers
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
         return moved / rate + self._orthogonalize_seconds(shape, table) + request.software.step_seconds
 
@@ -123,9 +125,10 @@ def _shapes_of(parameter: ParameterSpec, per_head: bool) -> Counter[tuple[int, i
 
 def _bytes_of(request: Request, matrix: bool = False) -> float:
     """Bytes a parameter, or an element of a hidden matrix, of master weights, where they are a copy, and of optimizer states."""
-    software, spec = request.software, request.optimizer.spec
-    master: float = request.master_bytes if software.master_bytes is None else software.master_bytes
+    software, spec = request.software, request.optimizer.step_spec
+    split = request.precision.splits_master
+    master: float = request.master_bytes if split or software.master_bytes is None else software.master_bytes
     state: float = spec.state_bytes(request.precision.master_format, matrix)
-    if software.optimizer_bytes is not None:
+    if software.optimizer_bytes is not None and not spec.states_own_format:
         state = sum(each.of_matrices or not matrix for each in spec.state) * software.optimizer_bytes
     return (master if request.mixed else 0) + state

@@ -186,8 +186,8 @@ class Request:
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight."""
-        return DTYPE_BYTES[self.precision.master_format]
+        """Bytes of a master weight beside the weight that is computed with."""
+        return 2 if self.precision.splits_master else DTYPE_BYTES[self.precision.master_format]
 
     @property
     def gradient_bytes(self) -> int:

@@ -16,6 +16,7 @@ from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction, Op, Opcode
 from fourfold.program.muon import MUON
+from fourfold.program.narrow import NARROW
 from fourfold.program.offload import OFFLOAD
 from fourfold.program.overlap import OVERLAP
 from fourfold.program.pattern import Pattern, Step
@@ -27,7 +28,7 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap
 from fourfold.program.view import RankView
 
-CAPABILITIES: tuple[Capability, ...] = (OVERLAP, MUON, OFFLOAD, COMPRESSION)
+CAPABILITIES: tuple[Capability, ...] = (OVERLAP, MUON, OFFLOAD, COMPRESSION, NARROW)
 """In the order in which their passes run."""
 
 

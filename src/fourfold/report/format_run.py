@@ -3,6 +3,7 @@
 from collections import Counter
 
 from fourfold.launch.resolve import ResolvedRun
+from fourfold.program.narrow.steps import state_formats
 from fourfold.report.units import format_count
 
 
@@ -35,7 +36,7 @@ def layout_line(run: ResolvedRun) -> str:
     recompute = next(iter(policies)) if len(policies) == 1 else ", ".join(f"{n} x {p}" for p, n in policies.items())
     if any(layout.offload):
         recompute += f", {sum(layout.offload)} offloaded"
-    dtype = spec.compute if not spec.mixed else f"{spec.compute} (master {spec.master})"
+    dtype = spec.compute if not spec.mixed else f"{spec.compute} (master {spec.master}{state_formats(spec)})"
     return (
         f"{ranks} rank{'s' if ranks > 1 else ''}{data} | {count} microbatch{'es' if count > 1 else ''} of "
         f"{layout.microbatch_sequences} x {layout.sequence_length} tokens a rank | recompute {recompute} | {dtype}"

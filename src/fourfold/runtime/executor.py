@@ -277,6 +277,5 @@ class Executor(StepState):
         unit = self.units[step.segment or ""]
         if self.skips():
             return
-        unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self.numbers.lr, self.updates, self.scale)
-        if unit.master is not unit.shard:
-            unit.shard.copy_(unit.master)
+        unit.optimizer.update(unit.grad_shard.to(unit.optimizer.dtype), self.numbers.lr, self.updates, self.scale)
+        unit.copy_master()

@@ -11,7 +11,7 @@ from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 from fourfold.program import Instruction
 from fourfold.runtime.corruption import by_parameter
-from fourfold.runtime.units import MASTER, Unit, is_live
+from fourfold.runtime.units import MASTER, WEIGHTS, Unit, is_live
 
 if TYPE_CHECKING:
     from fourfold.runtime.executor import Executor
@@ -100,7 +100,7 @@ def bad_state(units: Iterable[Unit]) -> BadTensor | None:
             index = _first_bad(tensor)
             if index is not None:
                 name = _parameter(unit.flat, end - tensor.numel() + index)
-                return BadTensor(0, name if role == MASTER else f"{role} of {name}")
+                return BadTensor(0, name if role in (MASTER, WEIGHTS) else f"{role} of {name}")
     return None
 
 

@@ -14,9 +14,13 @@ from fourfold.program import Instruction, Op
 from fourfold.program.muon.matrices import Matrix
 from fourfold.program.muon.owners import Share, share_of
 from fourfold.program.muon.rows import FULL_MATRICES, MuonOp, direction
+from fourfold.runtime.narrow import Plain
 from fourfold.runtime.optimizer import DeviceClip
 from fourfold.runtime.step_state import Handlers, StepState
 from fourfold.runtime.units import Unit
+
+_MOMENTUM = "exp_avg"
+"""The state in which the momentum of matrices lies."""
 
 
 class MatrixOptimizer:
@@ -26,14 +30,19 @@ class MatrixOptimizer:
         self._section: Any = section
         self.shares = shares
 
-    def move(self, unit: Unit, scale: float | DeviceClip) -> Tensor:
-        """Moves the momentum of the shard's matrices; the direction of the next step [shard], Nesterov's or the momentum itself."""
-        section, average = self._section, unit.optimizer.state["exp_avg"]
+    def move(self, unit: Unit, scale: float | DeviceClip, number: int) -> Tensor:
+        """Moves the momentum of the shard's matrices; the direction of the next step [shard], Nesterov's or the momentum itself.
+        `number`: of updates before this one."""
+        section, kept, dtype = self._section, unit.optimizer.state[_MOMENTUM], unit.optimizer.dtype
+        average, narrow = kept.to(dtype), unit.optimizer.narrow
         factor, skip = (scale.scale, scale.skip) if isinstance(scale, DeviceClip) else (scale, None)
-        gradient = unit.grad_shard.to(unit.master.dtype) * factor
+        gradient = unit.grad_shard.to(dtype) * factor
         for low, high, _ in self.shares[unit.flat.unit].held:
             moved = average[low:high].lerp(gradient[low:high], 1 - section.momentum)
             average[low:high] = moved if skip is None else torch.where(skip.bool(), average[low:high], moved)
+            if narrow is not None and average is not kept:
+                del moved
+                narrow.round_state(kept, _MOMENTUM, average, low, high, number)
         return gradient.lerp(average, section.momentum) if section.nesterov else average
 
     def orthogonalize(self, unit: Unit, directions: Tensor, results: Tensor) -> None:
@@ -47,6 +56,7 @@ class MatrixOptimizer:
     def update(self, unit: Unit, given: Tensor, lr: float, scale: float | DeviceClip) -> None:
         """Updates the shard by `given`: what all owner ranks computed, or directions; then each matrix is orthogonalized now. The
         shard takes its elements."""
+        narrow = unit.optimizer.narrow
         share, (start, _) = self.shares[unit.flat.unit], unit.flat.shard_range(unit.index)
         skip, places = scale.skip if isinstance(scale, DeviceClip) else None, dict(share.places)
         for low, high, matrix in share.held:
@@ -58,12 +68,15 @@ class MatrixOptimizer:
             offset = start - matrix.start
             step = _own_piece(full, matrix, share.tensor).reshape(-1)[low + offset : high + offset]
             del full
-            decay, rate, weights = 1 - lr * self._section.weight_decay, lr * self._ratio(matrix), unit.master[low:high]
+            decay, rate = 1 - lr * self._section.weight_decay, lr * self._ratio(matrix)
+            stored = narrow.master(unit.master, low, high) if narrow else Plain(unit.master[low:high])
+            weights = stored.load()
             if skip is None:
                 weights.mul_(decay).sub_(step, alpha=rate)
             else:
                 weights.copy_(torch.where(skip.bool(), weights, (weights * decay).sub_(step, alpha=rate)))
-            del step  # before the next matrix is orthogonalized
+            stored.store(weights, 0)
+            del step, weights  # before the next matrix is orthogonalized
 
     def _ratio(self, matrix: Matrix) -> float:
         rows, columns = matrix.shape
@@ -111,7 +124,7 @@ def handlers(state: StepState, core: Handlers) -> Handlers:
         unit = state.units[step.segment or ""]
         own = live[direction(unit.flat)] = torch.empty_like(unit.shard)
         if not state.skips():
-            own.copy_(muon.move(unit, state.scale))
+            own.copy_(muon.move(unit, state.scale, state.updates))
 
     def orthogonalize_own(step: Instruction) -> None:
         unit = state.units[step.segment or ""]

@@ -41,6 +41,8 @@ class StepState:
     scale: float | DeviceClip
     """The factor of the gradients in this step's updates, once their norm is known."""
     own_gradients: OwnGradients | None
+    updates: int
+    """Optimizer updates made so far; skipped steps do not count."""
     largest_norm: float
     """The gradient norm beyond which a step changes nothing."""
     _side: Side | None

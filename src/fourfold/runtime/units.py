@@ -11,26 +11,31 @@ from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout import FlatLayout
 from fourfold.layout.flat import shard_index
 from fourfold.layout.mesh import axes_name
+from fourfold.model import halves
 from fourfold.model.spec import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit
 from fourfold.program.capabilities import unit_bytes
+from fourfold.program.narrow.steps import chunk_numel, is_narrow, splits_master
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup
+from fourfold.runtime.narrow import NarrowShard
 from fourfold.runtime.offload.pinned import host_tensors
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker
 
 MASTER = "master"
+WEIGHTS, REMAINDER = "weights", "remainder"
+"""Roles of master weights in halves: the shard of parameters, and what it lacks (`model/halves.py`)."""
 FillShard = Callable[[FlatLayout, int, Tensor], None]
 
 
 @dataclass(frozen=True)
 class Unit:
     """One unit. `shard` and `grad_shard` are views of the full buffers where the ZeRO stage keeps these; `master` is `shard`
-    itself where there is no second format. `away`: master weights and optimizer states in the host's memory, by role, where they
-    lie there between their updates."""
+    itself where there is no second format, and the remainders where master weights lie in halves. `away`: master weights and
+    optimizer states in the host's memory, by role, where they lie there between their updates."""
 
     flat: FlatLayout
     index: int
@@ -44,14 +49,30 @@ class Unit:
     away: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
+    def in_halves(self) -> bool:
+        """Whether the master weights lie in halves."""
+        return self.master.dtype == torch.int16
+
+    @property
     def states(self) -> dict[str, Tensor]:
-        """Master weights (`master`) and optimizer states, by role, where they lie between steps."""
-        return {**self.device_states, **self.away}
+        """Master weights (`master`, or `weights` and `remainder`) and optimizer states, by role, where they lie between steps."""
+        halves_of_weights = {WEIGHTS: self.shard} if self.in_halves else {}
+        return {**halves_of_weights, **self.device_states, **self.away}
 
     @property
     def device_states(self) -> dict[str, Tensor]:
         """States on the device, which has memory for those that are away only around their update."""
-        return {MASTER: self.master, **self.optimizer.state}
+        return {self.master_role: self.master, **self.optimizer.state}
+
+    @property
+    def master_role(self) -> str:
+        """The role of `master`."""
+        return REMAINDER if self.in_halves else MASTER
+
+    def copy_master(self) -> None:
+        """Copies the master weights on the device to the shard of parameters; in halves they are there already."""
+        if self.master is not self.shard and not self.in_halves:
+            self.shard.copy_(self.master)
 
 
 def set_storage(tensor: Tensor, live: bool) -> None:
@@ -74,7 +95,13 @@ def build_units(
         there = iter(host_tensors([group for pair in found for group in pair], device.type != "cpu"))
         units = {name: replace(unit, away={**next(there), **next(there)}) for name, unit in units.items()}
     for unit in units.values():
-        fill(unit.flat, unit.index, unit.away.get(MASTER, unit.master))
+        master = unit.away.get(unit.master_role, unit.master)
+        if not unit.in_halves:
+            fill(unit.flat, unit.index, master)
+            continue
+        numbers = torch.empty(unit.flat.shard_numel, dtype=torch.float32, device=device)
+        fill(unit.flat, unit.index, numbers)
+        halves.split(numbers, unit.shard, master)
     return units
 
 
@@ -87,7 +114,8 @@ def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerS
     if flat.zero == 3:
         set_storage(params, live=False)
         shard = torch.empty(flat.shard_numel, dtype=compute, device=device)
-    master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if spec.mixed else shard
+    held_dtype = torch.int16 if splits_master(spec) else master_dtype
+    master = torch.empty(flat.shard_numel, dtype=held_dtype, device=device) if spec.mixed else shard
     grad = torch.empty(flat.padded_numel, dtype=grad_dtype, device=device)
     grad_shard = grad[start:end]
     if flat.zero >= 2:
@@ -102,7 +130,11 @@ def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerS
         if first < end and start < last
     ]
     matrices = min(max(flat.matrix_numel - start, 0), flat.shard_numel) if spec.optimizer.orthogonalizes else 0
-    states = ShardOptimizer(section, master, runs, matrices)
+    narrow = None
+    if is_narrow(spec):
+        coordinates, weights = spec.layout.coordinates(rank), shard if splits_master(spec) else None
+        narrow = NarrowShard(flat, index, coordinates, master_dtype, chunk_numel(spec), weights)
+    states = ShardOptimizer(section, master, runs, matrices, narrow)
     unit = Unit(
         flat=flat,
         index=index,
@@ -123,13 +155,13 @@ def _build_unit(spec: StepSpec, flat: FlatLayout, rank: int, section: OptimizerS
 
 def _leaving(spec: StepSpec, unit: Unit) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of the device whose values lie in the host's memory between updates, by role, in their parts there."""
-    return ({MASTER: unit.master} if spec.mixed else {}), unit.optimizer.state
+    return ({unit.master_role: unit.master} if spec.mixed else {}), unit.optimizer.state
 
 
 def share_parameters(spec: StepSpec, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
     """Copies every rank's master shard to the parameters in the compute format, after building units and after loading them."""
     for unit in units.values():
-        if spec.mixed:
+        if spec.mixed and not unit.in_halves:
             unit.shard.copy_(unit.states[MASTER])
         if unit.flat.zero in (1, 2):
             groups[axes_name(unit.flat.shard_axes)].all_gather(unit.params, unit.shard).wait()

@@ -61,7 +61,8 @@ class StateSums:
         """(role and parameter, values) of all that lasts from step to step on this rank alone."""
         for unit in self._units.values():
             end = unit.flat.shard_range(unit.index)[1]
-            held = unit.states if unit.shard is unit.master else {**unit.states, "shard": unit.shard}
+            alone = unit.shard is unit.master or unit.in_halves
+            held = unit.states if alone else {**unit.states, "shard": unit.shard}
             for role, tensor in held.items():
                 spoken = "" if tensor is unit.shard else "master weights of " if role == "master" else f"{role} of "
                 for name, part in by_parameter(unit.flat, tensor, end - tensor.numel()):
