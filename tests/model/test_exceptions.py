@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "longrope_scaling": LongRopeScaling(
         short_factor=(1.0, 2.0, 3.0), long_factor=(2.0, 3.0, 4.0), original_max_position=8, factor=2.0
     ),
+    "norm_placement": "post",
     "qk_norm": True,
     "query_temperature": QueryTemperature(scale=0.7, floor=5),
 }

@@ -25,6 +25,7 @@ RECURRENT = replace(
 )
 CHANNELS = replace(RECURRENT, mixer="kimi_delta", delta_key_heads=6, delta_key_dim=24)
 SEPARATE = replace(RECURRENT, delta_projection="separate")
+STRONG = replace(SEPARATE, delta_negative_eigenvalues=True, norm_placement="post")
 KINDS = [(1, False), (2, False), (2, True)]
 KIND_NAMES = ["one rank", "tp", "tp+sequence"]
 
@@ -65,8 +66,8 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
 @pytest.mark.parametrize(
     "model",
-    [RECURRENT, SEPARATE, CHANNELS, replace(RECURRENT, mixer="short_convolution")],
-    ids=["gated_delta", "separate", "kimi_delta", "short_convolution"],
+    [RECURRENT, SEPARATE, STRONG, CHANNELS, replace(RECURRENT, mixer="short_convolution")],
+    ids=["gated_delta", "separate", "strong", "kimi_delta", "short_convolution"],
 )
 @pytest.mark.parametrize("length", [128, 70])
 def test_mixers_that_read_in_order(

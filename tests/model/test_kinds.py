@@ -86,6 +86,12 @@ LAYERS: dict[str, Layer] = {
     "a gated output": layer(output_gate=True, qk_norm=QueryKeyNorm(ONE_PLUS), rope=Rope(4)),
     "gated delta rule": replace(BASE, mixer=GatedDelta(8, 16, 6, 4, 4)),
     "gated delta rule of separate projections": replace(BASE, mixer=SeparateGatedDelta(8, 16, 6, 4, 4)),
+    "delta rule with negative eigenvalues": replace(
+        BASE, mixer=SeparateGatedDelta(8, 8, 3, 5, 3, strongest=2.0, step_bias="log_uniform")
+    ),
+    "Kimi delta rule with negative eigenvalues, norms after": replace(
+        BASE, mixer=KimiDelta(8, 5, 3, strongest=2.0), placement="post"
+    ),
     "Kimi delta rule": replace(BASE, mixer=KimiDelta(8, 5, 3)),
     "short convolution": replace(BASE, mixer=ShortConvolution(24, 3)),
     "convolution of one token": replace(BASE, mixer=ShortConvolution(24, 1)),

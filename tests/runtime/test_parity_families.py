@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.combination_check import check_combination
 from tests.support.combinations import combination
-from tests.support.model_families import FAMILIES
-from tests.support.parity_check import check_split
+from tests.support.model_families import FAMILIES, ODD
+from tests.support.parity_check import check_parity, check_split
 
 SEED, COUNT = 20261127, 40
 QUICK = {
@@ -37,6 +37,30 @@ RANKS = (4, 2, 3, 4, 8, 2, 6, 4)
 def test_a_layout(name: str, layout: str) -> None:
     ranks, degrees = QUICK[layout]
     check_split(ranks, model=FAMILIES[name], data={"document_mask": layout == "context"}, layout=degrees)
+
+
+ODD_LAYOUTS = {
+    "context": (4, {"cp": 4, "cp_method": "ring", "microbatch_sequences": 3}),
+    "tensor": (2, {"tp": 2, "sequence_parallel": True, "microbatch_sequences": 3}),
+    "a layer a stage": (3, {"pp": 3, "schedule": "zb_h1", "microbatch_sequences": 3, "segments_per_stage": [2, 1, 2]}),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", ODD_LAYOUTS)
+@pytest.mark.parametrize("odd", ODD)
+def test_sizes_at_the_edge(odd: str, layout: str) -> None:
+    """With SGD: a query that sees one key has no gradient, and other optimizers make steps of its rounding."""
+    family, keys = ODD[odd]
+    ranks, degrees = ODD_LAYOUTS[layout]
+    check_parity(
+        ranks,
+        model={**FAMILIES[family], "num_layers": 3, **keys, "vocab_size": 99},
+        data={"document_mask": layout != "a layer a stage"},
+        batch={"sequence_length": 16, "steps": 2},
+        layout=degrees,
+        optimizer={"name": "sgd", "lr": 0.05, "momentum": 0.5},
+    )
 
 
 @pytest.mark.sweep

@@ -92,6 +92,10 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {"layer_types": ["full_attention", "linear_attention"], "linear_num_value_heads": 8, "linear_key_head_dim": 6},
+    ),
     "gemma2": (
         "gemma2",
         {"head_dim": 16, "sliding_window": 16, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},

@@ -35,6 +35,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 3,
         "exceptions": [{"layers": [0, 3], "sliding_window": 0, "yarn_scaling": YARN}],
     },
+    "olmo_hybrid": {
+        "family": "olmo_hybrid",
+        "num_layers": 7,
+        "num_kv_heads": 2,
+        "mixer": "gated_delta",
+        "positions": "none",
+        "exceptions": [{"every": 3, "mixer": "attention", "norm_placement": "post"}],
+        "delta_key_heads": 4,
+        "delta_value_heads": 8,
+        "delta_key_dim": 5,
+        "delta_value_dim": 6,
+        "convolution_kernel": 3,
+    },
+    "olmo_hybrid that rotates": {
+        "family": "olmo_hybrid",
+        "num_layers": 5,
+        "head_dim": 12,
+        "mixer": "gated_delta",
+        "rope_theta": 5e5,
+        "exceptions": [{"layers": [0], "mixer": "attention", "norm_placement": "post"}],
+        "delta_key_heads": 4,
+        "delta_value_heads": 4,
+        "delta_key_dim": 7,
+        "delta_value_dim": 3,
+        "delta_negative_eigenvalues": False,
+    },
     "qwen3_next": {
         "family": "qwen3_next",
         "num_layers": 5,
@@ -214,3 +240,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """By name; the name begins with the family's `model_type`. Keys of `[model]` beside `parity_runs.DIMENSIONS`."""
+
+_ATTENDS = {"mixer": "attention"}
+_PLAIN = {"sliding_window": 0}
+ODD: dict[str, tuple[str, dict[str, Any]]] = {
+    "a window of its own token, the first layer alone without": (
+        "gemma3_text",
+        {"sliding_window": 1, "exceptions": [{"layers": [0], **_PLAIN, "rope_theta": 1e6, "linear_scaling": 8.0}]},
+    ),
+    "a window of two tokens": ("qwen2", {"sliding_window": 2, "exceptions": [{"layers": [1], **_PLAIN}]}),
+    "a window as long as a row": ("gpt_oss", {"sliding_window": 16}),
+    "a convolution over more than a rank has": (
+        "qwen3_next",
+        {"convolution_kernel": 9, "exceptions": [{"layers": [0], **_ATTENDS}]},
+    ),
+    "a convolution over whole documents": (
+        "lfm2",
+        {"convolution_kernel": 8, "exceptions": [{"layers": [0], **_ATTENDS}]},
+    ),
+    "one recurrent layer": ("kimi_linear", {"first_dense_layers": 2, "exceptions": [{"layers": [0, 2], **_ATTENDS}]}),
+    "a head a rank, keys of one number, no convolution": (
+        "olmo_hybrid",
+        {
+            **{"convolution_kernel": 1, "delta_key_heads": 2, "delta_value_heads": 2, "delta_key_dim": 1},
+            "exceptions": [{"layers": [2], **_ATTENDS, "norm_placement": "post"}],
+        },
+    ),
+    "chunks of one token": ("llama4_text", {"attention_chunk": 1}),
+}
+"""Sizes at the edge of what a family may have, by what is odd: its name, and the keys that it has instead, in three layers."""

@@ -19,5 +19,16 @@ def peak_errors(ranks: int, table: dict[str, Any]) -> list[float]:
 
 
 def check_peaks(ranks: int, table: dict[str, Any], tolerance: float) -> None:
+    """Every rank's peak is the predicted one. With Muon that is the peak of the rank of each stage that has most matrices: a stage
+    has one program, and its ranks not as many matrices each."""
     errors = peak_errors(ranks, table)
-    assert max(map(abs, errors)) < tolerance, f"predicted over measured, rank by rank: {errors}"
+    told = f"predicted over measured, rank by rank: {errors}"
+    assert min(errors) > -tolerance, told
+    if table.get("optimizer", {}).get("name") != "muon":
+        assert max(errors) < tolerance, told
+        return
+    layout = prepare_rank(0, table, ranks)[1].spec.layout
+    stages: dict[int, list[float]] = {}
+    for rank, error in enumerate(errors):
+        stages.setdefault(layout.coordinates(rank)["pp"], []).append(error)
+    assert all(min(each) < tolerance for each in stages.values()), told

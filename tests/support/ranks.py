@@ -87,7 +87,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], **kwargs: Any) -> list
         pool = _POOLS[size] = RankPool(size)
     try:
         return pool.run(function, kwargs)
-    except (AssertionError, EOFError, OSError):
+    except BaseException:  # a test's time limit too: the ranks' answers would be taken for those to the next call
         _POOLS.pop(size).close()
         raise
 

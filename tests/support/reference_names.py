@@ -82,17 +82,22 @@ def _convolution(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     module, _, part = name.removesuffix(".weight").rpartition("_")
     prefix, _, kind = module.rpartition(".")
     full = theirs[f"{prefix}.conv1d.weight" if kind == "conv" else f"{prefix}.in_proj_qkv.weight"]
-    values = theirs[f"{prefix}.out_proj.weight"].shape[1]
+    output = next(each for each in (f"{prefix}.out_proj.weight", f"{prefix}.o_proj.weight") if each in theirs)
+    values = theirs[output].shape[1]
     keys = (full.shape[0] - values) // 2
     return full.split((keys, keys, values))["qkv".index(part)]
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """A parameter's name as it is here, in gpt-oss, in Llama 4, and in Kimi-Linear."""
+    """A parameter's name as it is here, in gpt-oss, in Llama 4, in Kimi-Linear, and in OLMo-Hybrid."""
     forget = re.sub(r"self_attn\.(f_|A_log|dt_bias)", r"self_attn.forget_gate.\1", name)
     router = name.replace("mlp.gate.", "mlp.router.")
     fed = router.replace(".mlp.", ".feed_forward.").replace("shared_experts", "shared_expert")
-    return name, router, fed, forget
+    projected = re.sub(r"linear_attn\.in_proj_(.)", r"linear_attn.\1_proj", name).replace(".z_proj.", ".g_proj.")
+    hybrid = projected.replace("linear_attn.out_proj", "linear_attn.o_proj").replace(
+        "linear_attn.norm", "linear_attn.o_norm"
+    )
+    return name, router, fed, forget, hybrid
 
 
 def seen_as_ours(key: str, theirs: Mapping[str, torch.Tensor]) -> View | None:

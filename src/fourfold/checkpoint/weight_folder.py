@@ -192,7 +192,8 @@ class WeightFolder:
         """
         specs = [spec for segment in build_segments(model) for spec in segment.parameters]
         self._shapes = {spec.name: spec.shape for spec in specs}
-        self._forms = present_forms(self._shapes, self._files, model.family)
+        on_disk = {name: tuple(file.shape(name)) for name, file in self._files.items()}
+        self._forms = present_forms(self._shapes, on_disk, model.family)
         wanted = {piece.name: piece.shape for form in self._forms.values() for piece in form}
         problems = []
         if missing := [name for name in wanted if name not in self._files]:

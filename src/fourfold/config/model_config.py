@@ -110,6 +110,9 @@ class LayerConfig:
     """Divisor of all rotary frequencies (Chen et al. 2023). Default: 1."""
     longrope_scaling: LongRopeScaling | None = None
     """LongRoPE's scaling of rotary frequencies (Phi-3, Phi-4); not together with another scaling."""
+    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    """Where a layer's norms stand: `pre`, before mixer and feed-forward (the default); `post`, after them, before their output is
+    added (OLMo-2); `sandwich`, both (Gemma-2)."""
     qk_norm: bool = False
     """Whether queries and keys are normed (Qwen3). Default: false."""
     query_temperature: QueryTemperature | None = None
@@ -194,9 +197,6 @@ class ModelConfig(LayerConfig):
     """`rms` (the default), or `layer` with mean and bias (GPT-2)."""
     norm_eps: Positive = 1e-5
     """Epsilon of the norms. Default: 1e-5."""
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
-    """Where a layer's norms stand: `pre`, before attention and feed-forward (the default); `post`, after them, before their output
-    is added (OLMo-2); `sandwich`, both (Gemma-2)."""
     zero_centered_norm: bool = False
     """Whether a norm's weight w stands for the factor 1 + w (Gemma). Default: false."""
 
@@ -246,6 +246,14 @@ class ModelConfig(LayerConfig):
     delta_projection: Literal["heads", "separate"] = "heads"
     """Gated delta rule: whether what is projected for a key head lies together (`heads`; Qwen3-Next; the default), or all queries,
     all keys, all values and so on `separate` (Qwen3.5)."""
+    delta_negative_eigenvalues: bool = False
+    """Gated and Kimi delta rule: whether a token writes with a strength of up to 2, not 1, so that the state's transition may have
+    negative eigenvalues (Grazzi et al. 2025; OLMo-Hybrid). Default: false."""
+    delta_norm_eps: Positive | None = None
+    """Gated and Kimi delta rule: epsilon of the norm of the rule's output. Left out: `norm_eps`."""
+    delta_step_bias: Literal["ones", "log_uniform"] = "ones"
+    """Gated delta rule: initial biases of its steps: `ones` (Qwen3-Next; the default), or `log_uniform`: steps are at first spread
+    evenly in the logarithm from 0.001 to 0.1 (OLMo-Hybrid; the Kimi delta rule always)."""
     convolution_kernel: Size = 4
     """Tokens that a convolution of `mixer` sees, the token's own among them. Default: 4."""
 

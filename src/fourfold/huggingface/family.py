@@ -9,6 +9,7 @@ from fourfold.huggingface.key import Key
 
 TRAINING = frozenset(
     {"family", "block", "tie_embeddings", "max_position", "init_std", "mup_base_hidden_size", "mup_base_head_dim"}
+    | {"delta_step_bias"}
     | {"balance_loss", "z_loss", "capacity_factor", "mtp_loss"}
 )
 """Keys of `ModelConfig` that any family may have: they change nothing that its weights compute, or stand in each `config.json`."""
@@ -27,11 +28,21 @@ SILU = ("silu", "swish")
 
 @dataclass(frozen=True)
 class Rename:
-    """One module of a block on disk: ours, one below another where there are several (fused), perhaps transposed."""
+    """One module of a block on disk: ours, one below another where there are several (fused), perhaps transposed. `beside`: only in
+    blocks that have this module of ours too."""
 
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class EqualParts:
+    """Modules of a block whose rows transformers lays one below another and saves in parts of equal size, whatever theirs are."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class TensorNames:
 
     `outside`: tensors outside of blocks, (our name, theirs). `block`: the prefix of the modules that `modules` lists. `experts`:
     folder and names of gate, up and down of each expert; `stacked`: where they are one tensor. `read_too`: other names of modules,
-    in what transformers saves. `optional_prefix`: some folders leave it out.
+    in what transformers saves; `equal_parts`: other sizes. `optional_prefix`: some folders leave it out.
     """
 
     outside: tuple[tuple[str, str], ...] = ()
@@ -58,6 +69,7 @@ class TensorNames:
     experts: tuple[str, str, str, str] | None = None
     stacked: Stacked | None = None
     read_too: tuple[Rename, ...] = ()
+    equal_parts: tuple[EqualParts, ...] = ()
     optional_prefix: str = ""
 
 

@@ -89,11 +89,13 @@ def read_period(
     values["exceptions"] = exceptions_of([differ[kind] for kind in kinds])
 
 
-def read_mixers(values: dict[str, Any], kinds: Sequence[str], mixer: str) -> None:
-    """Fills `mixer` and `exceptions` for families in which some layers, of another kind than `FULL`, have that mixer."""
+def read_mixers(values: dict[str, Any], kinds: Sequence[str], mixer: str, **attending: Any) -> None:
+    """Fills `mixer` and `exceptions` for families in which some layers, of another kind than `FULL`, have that mixer. `attending`:
+    what the others have beside attention."""
     if set(kinds) - {FULL}:
         values["mixer"] = mixer
-        values["exceptions"] = exceptions_of([{"mixer": "attention"} if kind == FULL else {} for kind in kinds])
+        own = {"mixer": "attention", **attending}
+        values["exceptions"] = exceptions_of([own if kind == FULL else {} for kind in kinds])
 
 
 def other_mixers(model: ModelConfig, mixer: str) -> dict[str, Any]:

@@ -150,7 +150,15 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "capacity_factor",
     ),
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim"),
-    "delta_value_heads": ("delta_key_heads", "delta_key_dim", "delta_value_dim", "delta_projection"),
+    "delta_value_heads": (
+        "delta_key_heads",
+        "delta_key_dim",
+        "delta_value_dim",
+        "delta_projection",
+        "delta_negative_eigenvalues",
+        "delta_norm_eps",
+        "delta_step_bias",
+    ),
     "mtp_layers": ("mtp_loss",),
     "mup_base_hidden_size": ("mup_base_head_dim",),
 }

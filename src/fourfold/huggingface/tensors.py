@@ -7,12 +7,12 @@ tensors or transposes them, its record says so (`TensorNames`).
 """
 
 import re
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from fourfold.huggingface.families import FAMILIES
-from fourfold.huggingface.family import Rename, Stacked, TensorNames
+from fourfold.huggingface.family import EqualParts, Rename, Stacked, TensorNames
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Every parameter of a model, by name."""
@@ -43,11 +43,13 @@ def written_forms(shapes: Shapes, family: str) -> dict[str, Form]:
     return {name: _renamed(names, name, shapes) or _own(name, shapes[name]) for name in shapes}
 
 
-def present_forms(shapes: Shapes, present: Collection[str], family: str) -> dict[str, Form]:
-    """The accepted form of every parameter of which most tensors are present; where none is, the one that the family has."""
+def present_forms(shapes: Shapes, present: Shapes, family: str) -> dict[str, Form]:
+    """The accepted form of every parameter of which most tensors are present, and of that shape; where none is, the one that the
+    family has. `present`: tensors on disk."""
 
-    def share(form: Form) -> float:
-        return sum(piece.name in present for piece in form) / len(form)
+    def share(form: Form) -> tuple[float, float]:
+        there = sum(piece.name in present for piece in form)
+        return there / len(form), sum(present.get(piece.name) == piece.shape for piece in form) / len(form)
 
     usual = written_forms(shapes, family)
     prefix = FAMILIES[family].tensors.optional_prefix if family in FAMILIES else ""
@@ -64,6 +66,7 @@ def _accepted(name: str, shapes: Shapes) -> list[Form]:
             continue
         if names.read_too and (other := _renamed(replace(names, modules=names.read_too), name, shapes)) is not None:
             forms.append(other)
+        forms += [form for parts in names.equal_parts if (form := _in_equal_parts(parts, name, shapes)) is not None]
         renamed = _renamed(names, name, shapes)
         if renamed is not None:
             forms.append(renamed)
@@ -135,7 +138,7 @@ def _renamed(names: TensorNames, name: str, shapes: Shapes) -> Form | None:
         return None
     layer, module, kind = match.groups()
     rename = next((rename for rename in names.modules if module in rename.ours), None)
-    if rename is None:
+    if rename is None or (rename.beside and f"model.layers.{layer}.{rename.beside}.weight" not in shapes):
         return None
     fused = [f"model.layers.{layer}.{ours}.{kind}" for ours in rename.ours]
     if any(other not in shapes for other in fused):
@@ -144,6 +147,28 @@ def _renamed(names: TensorNames, name: str, shapes: Shapes) -> Form | None:
     rows = [shapes[other][0] for other in fused]
     theirs = f"{names.block.format(layer)}{rename.theirs}.{kind}"
     return [_part(theirs, shapes[name], sum(rows[:before]), sum(rows), rename)]
+
+
+def _in_equal_parts(parts: EqualParts, name: str, shapes: Shapes) -> Form | None:
+    """The rows of a parameter in the parts that hold them; None where these are of others."""
+    match = _MODULE.fullmatch(name)
+    if match is None or match[2] not in parts.ours:
+        return None
+    layer, module, kind = match.groups()
+    prefix = f"model.layers.{layer}."
+    rows = [shapes[f"{prefix}{each}.{kind}"][0] for each in parts.ours]
+    before = sum(rows[: parts.ours.index(module)])
+    rest, size = shapes[name][1:], -(-sum(rows) // len(parts.theirs))
+    row, form = prod(rest), Form()
+    for number, theirs in enumerate(parts.theirs):
+        start, end = number * size, min((number + 1) * size, sum(rows))
+        first, last = max(start, before), min(end, before + shapes[name][0])
+        if first < last:
+            piece = TensorSlice(
+                f"{prefix}{theirs}.{kind}", (end - start, *rest), (first - before) * row, (last - before) * row
+            )
+            form.append(replace(piece, offset=(first - start) * row))
+    return form
 
 
 def _part(theirs: str, shape: tuple[int, ...], first: int, rows: int, rename: Rename) -> TensorSlice:

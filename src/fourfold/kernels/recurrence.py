@@ -29,7 +29,7 @@ FORGOTTEN = -100.0
 @dataclass(frozen=True)
 class RecurrenceCase:
     """A run's delta rules on one rank: `rows` sequences of `tokens`, heads of `width` and of `value` numbers. `by_channel`: of each
-    rule that layers have, whether channels decay by themselves, not heads."""
+    rule that layers have, whether channels decay by themselves, not heads; `strongest`: what writing strengths stay below."""
 
     rows: int
     tokens: int
@@ -40,6 +40,7 @@ class RecurrenceCase:
     dtype: torch.dtype
     device: torch.device
     by_channel: tuple[bool, ...] = (False,)
+    strongest: float = 1.0
 
 
 class FormulaRecurrence:
@@ -114,7 +115,9 @@ def case_of(spec: StepSpec, device: torch.device) -> RecurrenceCase:
     sizes = (model.delta_key_dim, model.delta_value_dim)
     tokens = layout.sequence_length // layout.cp
     rules = tuple(dict.fromkeys(each.mixer == _BY_CHANNEL for each in model.layer_configs if each.mixer in _RULES))
-    return RecurrenceCase(layout.microbatch_sequences, tokens, *heads, *sizes, torch_dtype(spec.compute), device, rules)
+    strongest = 2.0 if model.delta_negative_eigenvalues else 1.0
+    rows, dtype = layout.microbatch_sequences, torch_dtype(spec.compute)
+    return RecurrenceCase(rows, tokens, *heads, *sizes, dtype, device, rules, strongest)
 
 
 _BY_CHANNEL = "kimi_delta"
@@ -162,7 +165,7 @@ def _inputs(case: RecurrenceCase, by_channel: bool) -> list[Tensor]:
     q, k = (torch.nn.functional.normalize(draw(case.key_heads, case.width), dim=-1) for _ in range(2))
     grad, v = draw(case.heads, case.value), draw(case.heads, case.value)
     decays = draw(case.heads, *[case.width] * by_channel, dtype=sums)
-    return [grad, q, k, v, -decays.abs() / 8, draw(case.heads, dtype=sums).sigmoid()]
+    return [grad, q, k, v, -decays.abs() / 8, case.strongest * draw(case.heads, dtype=sums).sigmoid()]
 
 
 KIND = TimedKind(

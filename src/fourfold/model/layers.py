@@ -84,6 +84,7 @@ def _rope(model: ModelConfig) -> Rope | None:
 
 
 def _mixer(model: ModelConfig) -> Mixer:
+    strongest = 2.0 if model.delta_negative_eigenvalues else 1.0
     if model.mixer == "gated_delta":
         kind = GatedDelta if model.delta_projection == "heads" else SeparateGatedDelta
         return kind(
@@ -92,10 +93,13 @@ def _mixer(model: ModelConfig) -> Mixer:
             key_head_dim=model.delta_key_dim,
             value_head_dim=model.delta_value_dim,
             kernel=model.convolution_kernel,
-            norm_eps=model.norm_eps,
+            norm_eps=model.delta_norm_eps or model.norm_eps,
+            strongest=strongest,
+            step_bias=model.delta_step_bias,
         )
     if model.mixer == "kimi_delta":
-        return KimiDelta(model.delta_key_heads, model.delta_key_dim, model.convolution_kernel, model.norm_eps)
+        norm_eps = model.delta_norm_eps or model.norm_eps
+        return KimiDelta(model.delta_key_heads, model.delta_key_dim, model.convolution_kernel, norm_eps, strongest)
     if model.mixer == "short_convolution":
         return ShortConvolution(model.hidden_size, model.convolution_kernel)
     if model.key_value_rank is not None:

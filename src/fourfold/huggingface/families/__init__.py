@@ -17,7 +17,7 @@ from fourfold.huggingface.families.lfm2 import LFM2
 from fourfold.huggingface.families.llama import LLAMA
 from fourfold.huggingface.families.llama4 import LLAMA4
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
-from fourfold.huggingface.families.olmo import OLMO2, OLMO3
+from fourfold.huggingface.families.olmo import OLMO2, OLMO3, OLMO_HYBRID
 from fourfold.huggingface.families.phi3 import PHI3
 from fourfold.huggingface.families.qwen import QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT
 from fourfold.huggingface.family import Family
@@ -26,7 +26,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3),
-        *(OLMO2, OLMO3, GEMMA2, GEMMA3),
+        *(OLMO2, OLMO3, OLMO_HYBRID, GEMMA2, GEMMA3),
         *(GLM4_MOE, QWEN3_NEXT, GPT_OSS, LFM2, LLAMA4, KIMI_LINEAR, QWEN3_5, QWEN3_5_MOE),
     )
 }

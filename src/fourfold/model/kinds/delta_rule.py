@@ -32,6 +32,8 @@ from fourfold.model.weights import Weight
 T = TypeVar("T")
 LENGTH_EPS = 1e-6
 """Added to the squared lengths of queries and keys, in the released models whatever the blocks' `norm_eps`."""
+FIRST_STEPS = (1e-3, 1e-1)
+"""Between these lie the steps at the start where their biases are not ones (Gu & Dao 2023)."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,15 @@ class Projected(NamedTuple):
 
 
 class DeltaRule(Mixer, Generic[Own]):
-    """A kind says what it projects and how channels lie. `kernel`: tokens that the convolution sees, itself the last."""
+    """A kind says what it projects and how channels lie.
+
+    `kernel`: tokens that the convolution sees, itself the last; `norm_eps`: of the output's norm; `strongest`: what a strength b of
+    writing stays below: 1, or 2, with which I - b k k^T, by which a token multiplies the state, has eigenvalues down to -1 (Grazzi
+    et al. 2025)."""
 
     kernel: int
     norm_eps: float
+    strongest: float
 
     attends = False
 
@@ -179,6 +186,8 @@ class DeltaRule(Mixer, Generic[Own]):
                 q, k, v = (x.to(seen.mixed.dtype) for x in (q, k, v))
         with ops.fused():
             b = ops.upcast(seen.strengths).sigmoid().flatten(2)
+            if self.strongest != 1:
+                b.mul_(self.strongest)
             steps = ops.softplus(_steps(ops, seen, w))
             g = steps.mul_(_rates(ops, w, steps)).neg_()
             del steps
@@ -220,14 +229,15 @@ class DeltaRule(Mixer, Generic[Own]):
         with ops.fused():
             g, b = inputs.pop(-2), inputs.pop()
             inputs.clear()
-            into.strengths.copy_((d_b * b * (1 - b)).unflatten(2, into.strengths.shape[2:]))
+            left = 1 - b if self.strongest == 1 else 1 - b / self.strongest
+            into.strengths.copy_((d_b * b * left).unflatten(2, into.strengths.shape[2:]))
             by_rates = (d_g * g).flatten(0, 1).sum(0)
             w.decay.add((by_rates.sum(-1) if len(by_rates.shape) > 1 else by_rates).view(*w.decay.data.shape))
             slopes = _steps(ops, seen, w).sigmoid()
             d_steps = slopes.mul_(d_g).mul_(_rates(ops, w, slopes)).neg_()
             w.step_bias.add(d_steps.flatten(0, 1).sum(0).flatten())
             into.decays.copy_(d_steps.unflatten(2, into.decays.shape[2:4]))
-            del d_b, d_g, g, b, by_rates, slopes, d_steps
+            del d_b, d_g, g, b, left, by_rates, slopes, d_steps
         with ops.fused():
             tokens, taps = padded(ops, seen.mixed, before, self.kernel), self.taps(run, w)
             positions = positions_of(run.batch, run.parallel)

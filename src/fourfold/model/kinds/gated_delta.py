@@ -6,10 +6,10 @@ sees.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fourfold.model.context.recurrence import stretches
-from fourfold.model.kinds.delta_rule import DeltaParameters, DeltaRule, Own, Projected, T, with_small
+from fourfold.model.kinds.delta_rule import FIRST_STEPS, DeltaParameters, DeltaRule, Own, Projected, T, with_small
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parameter import Declared, ParameterSpec, Widths, column, gain, row
@@ -19,7 +19,7 @@ from fourfold.model.weights import Weight
 
 @dataclass(frozen=True)
 class GatedDeltaNet(DeltaRule[Own]):
-    """All but how projections lie."""
+    """All but how projections lie. `step_bias`: its initial values."""
 
     num_key_heads: int
     num_value_heads: int
@@ -27,6 +27,8 @@ class GatedDeltaNet(DeltaRule[Own]):
     value_head_dim: int
     kernel: int = 4
     norm_eps: float = 1e-6
+    strongest: float = 1.0
+    step_bias: Literal["ones", "log_uniform"] = "ones"
 
     @property
     def words(self) -> str:
@@ -67,7 +69,14 @@ class GatedDeltaNet(DeltaRule[Own]):
                 ParameterSpec(f"linear_attn.{name}.weight", (n, 1, self.kernel), std, True, 0) for name, n in convolved
             ),
             "decay": ParameterSpec("linear_attn.A_log", (heads,), std, False, 0, log_uniform=(0.01, 16.0)),
-            "step_bias": ParameterSpec("linear_attn.dt_bias", (heads,), None, False, 0),
+            "step_bias": ParameterSpec(
+                "linear_attn.dt_bias",
+                (heads,),
+                None,
+                False,
+                0,
+                softplus_log_uniform=FIRST_STEPS if self.step_bias == "log_uniform" else None,
+            ),
             "norm": gain("linear_attn.norm.weight", self.value_head_dim, "always"),
         }
 

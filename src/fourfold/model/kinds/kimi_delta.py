@@ -8,7 +8,7 @@ in backward. Tensor parallelism splits heads. Symbols are those of `delta_rule.p
 from dataclasses import dataclass
 
 from fourfold.model.context.recurrence import stretches
-from fourfold.model.kinds.delta_rule import DeltaParameters, DeltaRule, Projected, T, with_small
+from fourfold.model.kinds.delta_rule import FIRST_STEPS, DeltaParameters, DeltaRule, Projected, T, with_small
 from fourfold.model.kinds.kind import Pass
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parameter import Declared, ParameterSpec, Widths, column, gain, replicated, row
@@ -37,6 +37,7 @@ class KimiDelta(DeltaRule[Weights]):
     head_dim: int
     kernel: int = 4
     norm_eps: float = 1e-5
+    strongest: float = 1.0
 
     @property
     def words(self) -> str:
@@ -72,7 +73,7 @@ class KimiDelta(DeltaRule[Weights]):
                 for name in "qkv"
             ),
             decay=ParameterSpec("self_attn.A_log", (1, 1, heads, 1), std, False, 2, log_uniform=(1.0, 16.0)),
-            step_bias=ParameterSpec("self_attn.dt_bias", (channels,), std, False, 0, softplus_log_uniform=(1e-3, 1e-1)),
+            step_bias=ParameterSpec("self_attn.dt_bias", (channels,), std, False, 0, softplus_log_uniform=FIRST_STEPS),
             norm=gain("self_attn.o_norm.weight", size, "always"),
             strength=column("self_attn.b_proj.weight", heads, hidden, std),
             down=tuple(replicated(name, (size, hidden), std, "sequence") for name in down),
