@@ -8,8 +8,8 @@ import pytest
 
 from fourfold.config import FinalFailure, RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.remote_path import place
-from fourfold.launch.ready import first_step, owner_of, require_own_places, step_to_go_on_from, with_absolute_places
-from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.ready import first_step, owner_of, require_own_places, step_to_go_on_from
+from fourfold.launch.run_folder import RunFolder, with_absolute_places
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}
 

@@ -57,6 +57,9 @@ class LaunchOptions:
     """The run's folder. Default: runs/NAME for a run file NAME.toml."""
     change: bool = False
     """Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4."""
+    from_: str | None = None
+    """Begin a new run at another's checkpoint, with its optimizer states and counters: RUN@STEP, RUN@NAME of a stage, whose end it
+    is, RUN, the newest, or a checkpoint's folder."""
     decay: int | None = None
     """From the newest checkpoint on, let the learning rate fall from where it stands to 0 in so many steps, and end there."""
     allow_other_code: bool = False

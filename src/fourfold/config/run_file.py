@@ -16,7 +16,7 @@ from fourfold.config.errors import UserError, did_you_mean, lower_first, nearest
 from fourfold.config.learning_rate import check_schedule
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
-from fourfold.config.schema import RunConfig
+from fourfold.config.schema import CheckpointSection, RunConfig
 from fourfold.config.small_toml import SmallToml
 from fourfold.config.stage_tables import stage_table
 
@@ -61,9 +61,26 @@ def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
         raise UserError("\n".join(f"{source}: {line}" for line in _explain(error, table))) from None
     try:
         check_schedule(config.optimizer)
+        check_exports(config.checkpoint)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return config
+
+
+def check_exports(section: CheckpointSection) -> None:
+    """Raises `UserError` where exports are asked for of steps that are not saved."""
+    every, saved = section.export_every_steps, section.every_steps
+    if every is None or (saved is not None and every % saved == 0):
+        return
+    where = "the run's end alone" if saved is None else f"multiples of checkpoint.every_steps = {saved}"
+    works = (
+        f"checkpoint.every_steps={every}"
+        if saved is None
+        else f"checkpoint.export_every_steps={-(-every // saved) * saved}"
+    )
+    raise UserError(
+        f"checkpoint.export_every_steps = {every}: exports are made of checkpoints, which are saved at {where}; what works: {works}"
+    )
 
 
 def dump_run(config: RunConfig, brief: bool = False) -> str:
