@@ -25,7 +25,7 @@ from fourfold.launch.copied import claimed_copies
 from fourfold.launch.ready import owner_of
 from fourfold.launch.run_folder import RunFolder
 from fourfold.upkeep.copying import Copying
-from fourfold.upkeep.work import Log, Work
+from fourfold.upkeep.work import CheckpointWork, Log
 from tests.checkpoint.ranks import Run
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}
@@ -64,7 +64,7 @@ class FlakyFileSystem(MemoryFileSystem):
 @pytest.fixture(autouse=True)
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
-    monkeypatch.setattr(Work, "_wait", lambda self: None)
+    monkeypatch.setattr(CheckpointWork, "_wait", lambda self: None)
     yield
     FlakyFileSystem.fails = FlakyFileSystem.spoils = staticmethod(lambda: False)
     MemoryFileSystem.store.clear()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
+from fourfold.config.beside import spell_alike
 from fourfold.config.run_file import apply_overrides, require_trust
 from fourfold.hardware import Cluster, has_count, load_cluster, require_count
 from fourfold.launch.external import Member, member_of, with_master
@@ -116,6 +117,7 @@ def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:
     else:
         table = deepcopy(dict(run))
     apply_overrides(table, texts)
+    spell_alike(table)
     return parse_run(table)
 
 

@@ -112,7 +112,8 @@ def claimed_copies(config: RunConfig, own: Owner, is_known: bool) -> Iterator[st
     if root is None:
         yield None
         return
-    if not is_remote(root) and own.folder and root == Path(own.folder) / "checkpoints":
+    saved = RunFolder(Path(own.folder)).checkpoint_root(config)
+    if str(saved) == str(root) or (not is_remote(root) and os.path.realpath(saved) == os.path.realpath(root)):
         raise UserError(
             f"checkpoint.copy_to = {root}: is where the run saves its checkpoints; allowed: another place, on another disk; what "
             f"works: checkpoint.copy_to={root}-copies"

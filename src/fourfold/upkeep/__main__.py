@@ -16,7 +16,7 @@ from fourfold.config.stages import course_of
 from fourfold.launch.run_folder import RunFolder
 from fourfold.upkeep.copying import Copying
 from fourfold.upkeep.exporting import Exporting
-from fourfold.upkeep.work import Log, Work
+from fourfold.upkeep.work import CheckpointWork, Log
 
 LOCK = ".upkeep.lock"
 
@@ -29,7 +29,7 @@ def main(out: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
         folder, config = RunFolder(out), load_run(out / "run.toml", as_written=True)
         ends, closing, log = [stage.end for stage in course_of(config).stages], threading.Event(), Log(out)
-        works: list[Work] = []
+        works: list[CheckpointWork] = []
         if config.checkpoint.copy_to is not None:
             works.append(Copying(folder, config, ends, closing, log))
         if config.checkpoint.export_every_steps is not None or config.checkpoint.export_stage_ends:

@@ -17,10 +17,10 @@ from fourfold.data import skipped
 from fourfold.launch.copied import RUN_FILES
 from fourfold.launch.run_folder import RunFolder
 from fourfold.rendezvous.ownership import still_own
-from fourfold.upkeep.work import Log, Work
+from fourfold.upkeep.work import CheckpointWork, Log
 
 
-class Copying(Work):
+class Copying(CheckpointWork):
     """Newest first, so that the latest state is elsewhere as soon as can be."""
 
     name = "copy"

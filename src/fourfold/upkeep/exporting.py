@@ -13,14 +13,14 @@ from fourfold.checkpoint.waiting import is_exported
 from fourfold.config import RunConfig, RunFailure
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.run_folder import RunFolder
-from fourfold.upkeep.work import LAST_TRIES, Log, Work
+from fourfold.upkeep.work import LAST_TRIES, CheckpointWork, Log
 
 EXPORTS = "exports"
 _SOURCE = ".save"
 """The file in an export that names the save that it was made of."""
 
 
-class Exporting(Work):
+class Exporting(CheckpointWork):
     """Oldest first: each is asked for."""
 
     name = "export"

@@ -42,7 +42,7 @@ class Log:
             self._done.write(self._out)
 
 
-class Work:
+class CheckpointWork:
     """One kind of work: `due` finds the checkpoint to work on, `do` works on it."""
 
     name = ""
