@@ -109,9 +109,9 @@ def test_warmup_and_decay_that_overlap_are_told_with_keys_that_fit(keys: dict[st
     for works in line.partition("what works: ")[2].split(" (")[0].split(" or "):
         stated = dict(word.removeprefix("optimizer.").split("=") for word in works.split())
         kept = {key: value for key, value in keys.items() if key != "decay_tokens" or "decay_steps" not in stated}
-        mended = {
+        fitting = {
             **kept,
             "warmup_steps": 6,
             **{key: float(value) if "." in value else int(value) for key, value in stated.items()},
         }
-        assert warnings_of(*_run(**mended), None, 0) == (), works
+        assert warnings_of(*_run(**fitting), None, 0) == (), works

@@ -43,8 +43,8 @@ def spell_alike(table: dict[str, Any]) -> None:
 
 
 def place_of_text(value: Any) -> Any:
-    """A path without what may differ between two that lead to one place: links, slashes, dots. Of a list or table each value of
-    it; anything else as it is."""
+    """A path without what may differ between two that lead to one place: links, slashes, dots; the same of each value of a
+    list or table. Anything else as it is."""
     if isinstance(value, list):
         return [place_of_text(each) for each in value]
     if isinstance(value, dict):

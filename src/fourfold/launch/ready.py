@@ -134,14 +134,25 @@ def with_decay(config: RunConfig, folder: RunFolder, steps: int | None) -> RunCo
     old = folder.launched()
     step = step_to_go_on_from(folder, old) if old is not None else None
     if old is not None and old.stage and old.stage[-1].optimizer.get("schedule") == "decay":
-        begun = course_of(old).stages[-1].begin  # the same command again, once it was interrupted
-        step = begun if course_of(old).steps == begun + steps and begun <= (step or 0) else step
+        course = course_of(old)
+        begun, horizon = course.stages[-1].begin, {"horizon_steps": old.optimizer.horizon_steps}
+        if begun <= (step or 0):  # the run goes on from what stands there, not from the run file
+            optimizer = config.optimizer.model_copy(update=horizon)
+            config = config.model_copy(update={"stage": old.stage, "batch": old.batch, "optimizer": optimizer})
+            if course.steps == begun + steps:  # the same command again, once it was interrupted
+                return config
     if step is None:
         raise UserError(
             f"--decay {steps}: {folder.path} holds no run with a checkpoint to begin at; what works: the folder of such a run with "
             f"--out"
         )
-    return decayed(config, step, steps)
+    found = decayed(config, step, steps)
+    if course_of(found).learning_rate(step) == 0 and steps > 1:
+        raise UserError(
+            f"--decay {steps}: the learning rate of {folder.path} has come to 0 at step {step}; allowed: a run whose rate is "
+            f"above; what works: --from {folder.path}@ and an earlier step"
+        )
+    return found
 
 
 def first_step(config: RunConfig) -> int:
