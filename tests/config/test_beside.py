@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import UserError, load_run
+from fourfold.config.beside import spell_alike
 from fourfold.data.corpus import list_sources
 from fourfold.data.tokenizer_file import parse_tokenizer
 
@@ -72,3 +73,27 @@ def test_what_is_nowhere_says_where_it_was_looked_for(beside: Path) -> None:
         list_sources("gone", Path())
     with pytest.raises(UserError, match=f"looked for {Path.cwd()}/gone.json, and beside the run file"):
         parse_tokenizer("gone.json")
+
+
+def test_a_source_that_comes_again_by_another_path_is_the_same(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "link").symlink_to("corpus")
+    spellings = [
+        "corpus",
+        "corpus/",
+        "./corpus",
+        "x/../corpus",
+        str(tmp_path / "corpus"),
+        f"{tmp_path}//corpus/",
+        "link",
+    ]
+    others = ["corpus/*.txt", "stdlib", "corpus2", "s3://b/corpus"]
+    blend = [{"path": path} for path in (*spellings, *others)]
+    table = {
+        "data": {"corpus": blend},
+        "stage": [{"data": {"corpus": "link/"}}, {"data": {"corpus": "link/*.txt"}}, {}],
+    }
+    spell_alike(table)
+    assert [part["path"] for part in blend] == [*["corpus"] * len(spellings), *others]
+    assert [stage.get("data") for stage in table["stage"]] == [{"corpus": "corpus"}, {"corpus": "corpus/*.txt"}, None]

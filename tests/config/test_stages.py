@@ -231,7 +231,7 @@ REFUSED = [
     ({"stage": [{"until_steps": 5}, {"optimizer": {"name": "sgd"}}]}, "optimizer.name does not change within a run"),
     ({"stage": [{"until_steps": 5}, {"layout": {"tp": "two"}}]}, "stage 2: layout.tp"),
     ({"stage": [{"until_steps": 5}, {"layout": {"tpp": 2}}]}, "unknown key 'layout.tpp'"),
-    ({"stage": [{"until_step": 5}, {}]}, "unknown key 'stage.0.until_step'"),
+    ({"stage": [{"until_step": 5}, {}]}, "unknown key 'stage 1: until_step'"),
     ({"batch": {"ramp": [{"global_sequences": 2}]}}, "states 0 of until_steps"),
     ({"batch": {"ramp": [{"global_sequences": 3, "by": 2, "until_steps": 5}]}}, "not a whole number of times"),
     (
@@ -251,3 +251,12 @@ def test_a_course_that_cannot_be_is_refused_with_its_place(sections: dict[str, A
         course_of(run(**sections))
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_horizon_within_the_warmup_from_which_the_rate_would_leap_is_refused() -> None:
+    optimizer = {"schedule": "cosine", "warmup_steps": 10, "horizon_steps": 5}
+    with pytest.raises(UserError, match=r"horizon_steps = 5: .* warm-up of 10 steps; .*horizon_steps=20"):
+        course_of(run(batch={"steps": 20}, optimizer=optimizer))
+    course_of(run(batch={"steps": 10}, optimizer=optimizer))  # it ends before
+    for works in ({"horizon_steps": 20}, {"warmup_steps": 0}):
+        course_of(run(batch={"steps": 20}, optimizer={**optimizer, **works}))

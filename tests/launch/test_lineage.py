@@ -8,8 +8,9 @@ import pytest
 
 from fourfold.config import FinalFailure, RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.remote_path import place
-from fourfold.launch.ready import first_step, owner_of, require_own_places, step_to_go_on_from, with_absolute_places
-from fourfold.launch.run_folder import RunFolder
+from fourfold.config.stages import course_of
+from fourfold.launch.ready import first_step, owner_of, require_own_places, step_to_go_on_from, with_decay
+from fourfold.launch.run_folder import RunFolder, with_absolute_places
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}
 
@@ -139,3 +140,34 @@ def test_a_store_that_does_not_answer_is_no_run_without_checkpoints(tmp_path, mo
         folder.saved_steps(config)
     with pytest.raises(UserError, match=r"checkpoint.directory = .*LookupError: no credentials"):
         require_own_places(folder, config, None, owner_of(folder))
+
+
+def test_a_decay_may_be_followed_by_another_and_given_again(tmp_path) -> None:
+    """Each begins at the rate that the one before it had come to; what is behind the run stays."""
+    pytest.importorskip("torch")
+    from tests.checkpoint.ranks import Run
+
+    def saved(step: int, config: RunConfig) -> None:
+        folder.write(config, {"owner": vars(owner_of(folder))})
+        Run(1).save(folder.path / "checkpoints", step)
+
+    batch, optimizer = {"global_sequences": 8, "sequence_length": 16, "steps": 40}, {"lr": 1.0, "schedule": "wsd"}
+    plain = parse_run({"model": MODEL, "batch": batch, "optimizer": optimizer})
+    folder = RunFolder(tmp_path / "a")
+    saved(20, plain)
+    once = with_decay(plain, folder, 10)
+    assert [course_of(once).learning_rate(step) for step in (19, 20, 29)] == [1.0, 1.0, 0.0]
+    saved(24, once)
+    assert course_of(with_decay(plain, folder, 10)).steps == 30  # the same command again
+    twice = with_decay(plain, folder, 12)
+    saved(28, twice)
+    again = with_decay(plain, folder, 12)
+    assert course_of(twice).steps == course_of(again).steps == 36
+    for step in range(36):
+        assert course_of(twice).learning_rate(step) == course_of(again).learning_rate(step)
+        if step < 24:
+            assert course_of(twice).learning_rate(step) == course_of(once).learning_rate(step)
+    assert course_of(twice).learning_rate(24) == course_of(once).learning_rate(24)
+    saved(36, twice)
+    with pytest.raises(UserError, match="has come to 0 at step 36"):
+        with_decay(plain, folder, 4)

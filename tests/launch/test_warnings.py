@@ -88,3 +88,30 @@ def test_a_peak_is_compared_with_the_device() -> None:
     assert memory_line(80 << 30, 1, None, "its device") == []
     (line,) = memory_line((80 << 30) + 1, 1, 80 << 30, "its device")
     assert "85.90 GB" in line
+
+
+def test_a_ramp_that_the_run_does_not_come_to_the_end_of_is_told() -> None:
+    ramp = [{"global_sequences": 2, "until_steps": 12}]
+    _, model = _run()
+    for until, told in ((12, 1), (11, 0)):
+        batch = {"global_sequences": 4, "sequence_length": 16, "steps": 12, "ramp": [{**ramp[0], "until_steps": until}]}
+        found = warnings_of(parse_run({"model": DIMENSIONS, "batch": batch}), model, None, 0)
+        assert len(found) == told
+        assert all("its last batch has 2 sequences" in line and "batch.global_sequences=2" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"decay_steps": 8}, {"decay_steps": 20}, {"decay_tokens": 640}, {"decay_fraction": 1.0}], ids=str
+)
+def test_warmup_and_decay_that_overlap_are_told_with_keys_that_fit(keys: dict[str, Any]) -> None:
+    (line,) = warnings_of(*_run(warmup_steps=6, **keys), None, 0)
+    assert "overlap" in line
+    for works in line.partition("what works: ")[2].split(" (")[0].split(" or "):
+        stated = dict(word.removeprefix("optimizer.").split("=") for word in works.split())
+        kept = {key: value for key, value in keys.items() if key != "decay_tokens" or "decay_steps" not in stated}
+        fitting = {
+            **kept,
+            "warmup_steps": 6,
+            **{key: float(value) if "." in value else int(value) for key, value in stated.items()},
+        }
+        assert warnings_of(*_run(**fitting), None, 0) == (), works

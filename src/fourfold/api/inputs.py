@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
+from fourfold.config.beside import spell_alike
 from fourfold.config.run_file import apply_overrides, require_trust
 from fourfold.hardware import Cluster, has_count, load_cluster, require_count
 from fourfold.launch.external import Member, member_of, with_master
@@ -57,6 +58,9 @@ class LaunchOptions:
     """The run's folder. Default: runs/NAME for a run file NAME.toml."""
     change: bool = False
     """Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4."""
+    from_: str | None = None
+    """Begin a new run at another's checkpoint, with its optimizer states and counters: RUN@STEP, RUN@NAME of a stage, whose end it
+    is, RUN, the newest, or a checkpoint's folder."""
     decay: int | None = None
     """From the newest checkpoint on, let the learning rate fall from where it stands to 0 in so many steps, and end there."""
     allow_other_code: bool = False
@@ -113,6 +117,7 @@ def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:
     else:
         table = deepcopy(dict(run))
     apply_overrides(table, texts)
+    spell_alike(table)
     return parse_run(table)
 
 

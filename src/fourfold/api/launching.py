@@ -1,11 +1,14 @@
 """The launch of a run by its command: on the machine that leads or on another, and the end of it, in words and as an exit code."""
 
+from dataclasses import replace
 from itertools import count
 
 from fourfold.api.inputs import MachineOptions
 from fourfold.api.training import check_request, how_it_stopped, train_locally, write_plain, write_report
 from fourfold.config import RunConfig, load_run
 from fourfold.huggingface import resolve_model
+from fourfold.launch.branch import with_branch
+from fourfold.launch.copied import fetch_from_copies
 from fourfold.launch.external import Member, start_token
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.ready import finished_at, with_decay
@@ -31,14 +34,23 @@ def train_with(
     server: Started | None = None,
     decay: int | None = None,
     allow_other_code: bool = False,
+    start: str | None = None,
 ) -> int:
     """Trains as the command says; its exit code. `worker`: a program that stands in for a rank, which has `grace_seconds` to
-    end once another failed. `server`: what forks ranks, started before. Raises `UserError` and `RunFailure`."""
+    end once another failed. `server`: what forks ranks, started before. `start`: as of --from. Raises `UserError` and
+    `RunFailure`."""
     machines = machines or MachineOptions()
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
-    config = with_decay(config, folder, decay)
     member, spares = machines.member(), machines.spares
+    if member is None or member.index == 0:
+        fetch_from_copies(config, folder)
+    if start is not None:
+        config = with_branch(config, folder, start)
+        command = replace(
+            command, overrides=(*command.overrides, f"checkpoint.start_from={config.checkpoint.start_from}")
+        )
+    config = with_decay(config, folder, decay)
     if member is not None and member.index > 0:
         return take_part(config, folder, command, member, spares)
     asked = change, spares, member, server, allow_other_code

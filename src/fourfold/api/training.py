@@ -16,7 +16,10 @@ from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.errors import error_text
 from fourfold.config.run_file import named_code
 from fourfold.config.run_rows import read_rows, step_rows
+from fourfold.data.skipped import inherit
+from fourfold.launch.branch import with_branch
 from fourfold.launch.changes import begin_changes
+from fourfold.launch.copied import claimed_copies, fetch_from_copies
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.layouts_by_ranks import RunSizes
 from fourfold.launch.machine import require_packages
@@ -39,6 +42,7 @@ from fourfold.supervise.signals import LaunchOutcome
 from fourfold.supervise.supervisor import GOES_ON, Machines, supervise
 from fourfold.supervise.watch import Watch
 from fourfold.train.fork_server import Started
+from fourfold.upkeep.start import Upkeep
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,7 @@ def train(asked: TrainOptions) -> TrainResult:
 
     `ranks`: processes to start, by default as many as the layout asks for, or one a CUDA device. `out`: the run's folder, by
     default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule.
+    `from_`: a new run begins at another's checkpoint, "runs/main@120000".
     `allow_other_code`: it may go on under other code of fourfold than saved it. `quiet`: print nothing.
 
     Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
@@ -121,7 +126,8 @@ def train(asked: TrainOptions) -> TrainResult:
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(asked.run, asked.out))
-    config = with_decay(config, folder, asked.decay)
+    fetch_from_copies(config, folder)
+    config = with_decay(with_branch(config, folder, asked.from_), folder, asked.decay)
     end = train_locally(
         config, asked.ranks, folder, asked.quiet, change=asked.change, allow_other_code=asked.allow_other_code
     )
@@ -168,6 +174,42 @@ def train_locally(
     check_spares(spares)
     if not quiet:
         say_what_is_imported(config)
+    upkeep = Upkeep(folder.path)
+    try:
+        return _train_stages(
+            *(
+                config,
+                ranks,
+                folder,
+                quiet,
+                worker,
+                grace_seconds,
+                change,
+                spares,
+                member,
+                server,
+                allow_other_code,
+                upkeep,
+            )
+        )
+    finally:
+        upkeep.end(_ignore if quiet else write_plain)
+
+
+def _train_stages(
+    config: RunConfig,
+    ranks: int | None,
+    folder: RunFolder,
+    quiet: bool,
+    worker: tuple[str, ...] | None,
+    grace_seconds: float,
+    change: bool,
+    spares: int,
+    member: Member | None,
+    server: Started | None,
+    allow_other_code: bool,
+    upkeep: Upkeep,
+) -> TrainingEnd:
     for part in count():
         end = _train_stage(
             config,
@@ -182,6 +224,7 @@ def train_locally(
             server if part == 0 else None,
             part,
             allow_other_code,
+            upkeep,
         )
         if end.outcome is None or end.outcome.exit_code or folder.finished_step() is not None:
             return end
@@ -201,6 +244,7 @@ def _train_stage(
     server: Started | None,
     part: int,
     allow_other_code: bool,
+    upkeep: Upkeep,
 ) -> TrainingEnd:
     """The stage that is due. `part`: how many stages this launch has trained before it."""
     start = start_token(config, member, part) if member is not None else None
@@ -216,11 +260,15 @@ def _train_stage(
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
         complete, former = ready.staged.config, folder.stage()
         locks.enter_context(claimed(folder.checkpoint_root(complete), ready.owner, is_known=stands))
+        unreached = locks.enter_context(claimed_copies(complete, ready.owner, is_known=stands))
         if stands:
             folder.write(complete, ready.data_table(start))
         else:
             locks.enter_context(folder.created(complete, ready.data_table(start)))
         state, size = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
+        if not stands:
+            inherit(folder.path, ready.inherited)
+        upkeep.begin(complete)
         begin_changes(folder, ready.changes, ready.step, is_other_stage=stands and former != ready.stage.number)
         if (
             complete.model.initial is not None
@@ -249,7 +297,7 @@ def _train_stage(
         )
         if quiet:
             return TrainingEnd(ready, state, launch())
-        for line in (*ready.warnings, *watch.notes()):
+        for line in (*ready.warnings, *filter(None, [unreached]), *watch.notes()):
             write_plain(line)
         with _display(state) as shown:
             return TrainingEnd(ready, state, launch(on_tick=shown.update, on_notice=shown.notice))

@@ -7,7 +7,7 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,13 @@ class Retention:
     best: int | None = None
     most: int | None = None
 
-    def to_delete(self, saved: Sequence[int]) -> list[int]:
-        """The steps to delete among those that are saved, rising."""
+    def to_delete(self, saved: Sequence[int], waiting: Collection[int] = ()) -> list[int]:
+        """The steps to delete among those that are saved, rising. `waiting`: those that stay for now, where there is room; they go
+        before one that is kept for good."""
         latest = set(saved[-max(self.newest, 1) :])
         safe = latest | {self.best}
-        stays = [step for step in saved if step in safe or self._is_for_good(step)]
-        spare = [step for step in stays if step not in safe]
+        stays = [step for step in saved if step in safe or step in waiting or self._is_for_good(step)]
+        spare = sorted((step for step in stays if step not in safe), key=self._is_for_good)
         beyond = max(0, len(stays) - self.most) if self.most is not None else 0
         kept = set(stays) - set(spare[:beyond])
         return [step for step in saved if step not in kept]
@@ -152,14 +153,29 @@ def _put_out_of_sight(folder: Path) -> Path:
     return old
 
 
-def prune(root: Path, retention: Retention, written: Path) -> None:
+def prune(
+    root: Path,
+    retention: Retention,
+    written: Path,
+    waits: Callable[[Path], bool] = lambda path: False,
+    next_bytes: int = 0,
+) -> None:
     """Deletes checkpoints up to `written` that do not stay. One that cannot be deleted is left for the next save.
 
-    One of a later step is no part of this run's past (a copy, or one too damaged to resume): it neither goes nor counts.
+    One of a later step is no part of this run's past (a copy, or one too damaged to resume): it neither goes nor counts. `waits`:
+    whether one that does not stay is read by others first; the oldest of these go where there may be no more, or the disk has no
+    room for the next one, of `next_bytes`.
     """
     past = {step_of(path) or 0: path for path in checkpoints(root) if (step_of(path) or 0) <= (step_of(written) or 0)}
-    for step in retention.to_delete(list(past)):
+    waiting = [step for step in retention.to_delete(list(past)) if waits(past[step])]
+    goes = retention.to_delete(list(past), waiting)
+    for step in goes:
         with suppress(OSError):
+            remove_checkpoint(past[step])
+    for step in (each for each in waiting if each not in goes):
+        with suppress(OSError):
+            if is_remote(root) or free_bytes(root) >= next_bytes:
+                return
             remove_checkpoint(past[step])
 
 

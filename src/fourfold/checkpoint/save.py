@@ -63,6 +63,7 @@ def save_checkpoint(
     fence: Callable[[], AbstractContextManager[None]] = nullcontext,
     check: Callable[[], None] | None = None,
     advance: Callable[[], None] = lambda: None,
+    waits: Callable[[Path], bool] = lambda path: False,
 ) -> Path:
     """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
 
@@ -74,7 +75,7 @@ def save_checkpoint(
     (`rank_tensors`), where the originals may change meanwhile. `synchronize`: a barrier over all ranks. `fence`: entered around the
     preparation and the commit; raises where other ranks took the place of these. `check`: called once this rank's
     bytes are written; raises where they are not those of the state. `advance`: called as they
-    are written and read back. `root` lies on a file system that all ranks share.
+    are written and read back. `waits`: as in `folders.prune`. `root` lies on a file system that all ranks share.
 
     Afterwards all but those that `keep` names, or as many of the newest, are deleted, once this one was read back, so the disk
     holds `keep` + 1 for a while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are
@@ -101,7 +102,7 @@ def save_checkpoint(
     complaint = None if _is_committed(folder, attempt) else _complain(folder, failure, needed_bytes)
     synchronize()
     if rank == 0 and complaint is None:
-        folders.prune(root, retention, folder)
+        folders.prune(root, retention, folder, waits, needed_bytes)
     elif rank == 0:
         with suppress(OSError):
             folders.remove_tree(folders.aside(folder))

@@ -59,6 +59,7 @@ def train(
             server=server,
             decay=launch.decay,
             allow_other_code=launch.allow_other_code,
+            start=launch.from_,
         )
 
 

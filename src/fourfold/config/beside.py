@@ -12,6 +12,7 @@ _LISTS = (("data", "corpus", "path"), ("run", "validation", "corpus"))
 """Keys of lists of tables, and the key in each table."""
 _NAMES_OR_FILES = (("cluster", "preset"), ("cluster", "software"))
 """Keys that name a file where their value ends so, and else something that is shipped."""
+_WORDS = ("stdlib", "bytes")
 _FILE_ENDING, _FILE_START = ".toml", "file:"
 
 
@@ -30,6 +31,31 @@ def begin_beside(table: dict[str, Any], folder: Path) -> None:
             place = os.path.join(folder, path)
             if _is_there(place):
                 holder[key] = start + place
+
+
+def spell_alike(table: dict[str, Any]) -> None:
+    """Writes every source of a run's data as it was written first: one that comes again in a later stage, by another path to the
+    same place, is the same source."""
+    first: dict[str, str] = {}
+    for holder, key in _places(table):
+        if key in ("corpus", "path") and isinstance(value := holder.get(key), str):
+            holder[key] = first.setdefault(place_of_text(value), value)
+
+
+def place_of_text(value: Any) -> Any:
+    """A path without what may differ between two that lead to one place: links, slashes, dots; the same of each value of a
+    list or table. Anything else as it is."""
+    if isinstance(value, list):
+        return [place_of_text(each) for each in value]
+    if isinstance(value, dict):
+        return {name: place_of_text(each) for name, each in value.items()}
+    if not isinstance(value, str) or "\0" in value or value in _WORDS or value.startswith("bpe:"):
+        return value
+    if "://" in value:
+        return value.rstrip("/")
+    folder, name = os.path.split(os.path.normpath(os.path.expanduser(value)))
+    is_pattern = glob.has_magic(name)
+    return os.path.join(os.path.realpath(folder), name) if is_pattern else os.path.realpath(os.path.join(folder, name))
 
 
 def where_looked(path: str) -> str:
@@ -64,7 +90,7 @@ def _places(table: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _is_relative(path: str) -> bool:
     """Whether it is a path at all, and not an absolute one."""
-    named = not path or path in ("stdlib", "bytes") or path.startswith("bpe:")
+    named = not path or path in _WORDS or path.startswith("bpe:")
     return not named and "\0" not in path and "://" not in path and not path.startswith(("~", "/"))
 
 

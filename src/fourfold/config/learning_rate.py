@@ -169,6 +169,17 @@ def _between(points: list[tuple[int, float]], at: int) -> float:
     return low + (high - low) * (at - left) / (right - left)
 
 
+def check_horizon(section: OptimizerSection, span: SpanOfSteps) -> None:
+    """Raises `UserError` where a schedule would have ended when its warm-up does, from which the rate would leap to the least."""
+    horizon, warmup = section.horizon_steps, phase_steps(section, span)[0]
+    if horizon is None or section.schedule == "decay" or horizon >= warmup or span.end - span.begin <= warmup:
+        return
+    raise UserError(
+        f"optimizer.horizon_steps = {horizon}: the schedule would end within its warm-up of {warmup} steps; allowed: as many or "
+        f"more; what works: optimizer.horizon_steps={span.end - span.begin}"
+    )
+
+
 def check_schedule(section: OptimizerSection) -> None:
     """Raises `UserError` for keys of a schedule that say two things, or too little."""
     if section.warmup_tokens is not None and section.warmup_steps:

@@ -11,12 +11,12 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from fourfold.config.beside import begin_beside
+from fourfold.config.beside import begin_beside, spell_alike
 from fourfold.config.errors import UserError, did_you_mean, lower_first, nearest, shortened
 from fourfold.config.learning_rate import check_schedule
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
-from fourfold.config.schema import RunConfig
+from fourfold.config.schema import CheckpointSection, RunConfig
 from fourfold.config.small_toml import SmallToml
 from fourfold.config.stage_tables import stage_table
 
@@ -34,6 +34,8 @@ def load_run(path: Path, overrides: Sequence[str] = (), as_written: bool = False
     if not as_written and not str(path).startswith(RUN_PRESET):
         begin_beside(table, path.parent)
     apply_overrides(table, overrides)
+    if not as_written:
+        spell_alike(table)
     return parse_run(table, source=str(path))
 
 
@@ -61,9 +63,26 @@ def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
         raise UserError("\n".join(f"{source}: {line}" for line in _explain(error, table))) from None
     try:
         check_schedule(config.optimizer)
+        check_exports(config.checkpoint)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return config
+
+
+def check_exports(section: CheckpointSection) -> None:
+    """Raises `UserError` where exports are asked for of steps that are not saved."""
+    every, saved = section.export_every_steps, section.every_steps
+    if every is None or (saved is not None and every % saved == 0):
+        return
+    where = "the run's end alone" if saved is None else f"multiples of checkpoint.every_steps = {saved}"
+    works = (
+        f"checkpoint.every_steps={every}"
+        if saved is None
+        else f"checkpoint.export_every_steps={-(-every // saved) * saved}"
+    )
+    raise UserError(
+        f"checkpoint.export_every_steps = {every}: exports are made of checkpoints, which are saved at {where}; what works: {works}"
+    )
 
 
 def dump_run(config: RunConfig, brief: bool = False) -> str:
@@ -137,7 +156,7 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         if item["type"] == "string_type" and item["loc"][-1] == "str" and isinstance(item["input"], list):
             continue  # what is wrong inside of the list is said
         location = [str(part) for part in item["loc"] if not _is_union_branch(str(part))]
-        key = ".".join(location)
+        key = _told_key(location)
         if item["type"] == "extra_forbidden":
             allowed = _keys_at(location[:-1], table)
             hint = did_you_mean(location[-1], allowed, repr).strip()
@@ -154,6 +173,13 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
             default = f"; a value that works: {works!r}" if near is not None else _default_text(location, table)
             lines.append(f"{key} = {item['input']!r}: {hint}{lower_first(item['msg'])}{default}")
     return list(dict.fromkeys(lines))
+
+
+def _told_key(location: Sequence[str]) -> str:
+    """A key as messages name it, its place in a list counted from 1: `stage 1: until_steps`."""
+    parts = re.split(r"\.(\d+)(?:\.|$)", ".".join(location))
+    told = [f"{part} {int(number) + 1}" for part, number in zip(parts[::2], parts[1::2], strict=False)]
+    return ": ".join([*told, parts[-1]] if parts[-1] else told)
 
 
 def _nearest_word(value: Any, location: Sequence[str], table: Mapping[str, Any]) -> str | None:

@@ -218,8 +218,23 @@ class CheckpointSection(Section):
     keep_best: bool = False
     """Whether the checkpoint with the best validation loss is kept. Evaluate as often as you save (`run.evaluate_every`)."""
     max_bytes: PositiveInt | None = None
-    """Bytes of all checkpoints of the run. Beyond them the oldest that is kept for good goes, but never one of the latest `keep`,
-    or the best."""
+    """Bytes of all checkpoints of the run on its disk. Beyond them one that waits for its copy or export goes, then the oldest that
+    is kept for good, but never one of the latest `keep`, or the best: it has room for these."""
+    copy_to: str | None = None
+    """A folder or an fsspec URL (`s3://bucket/run`) to which every checkpoint that stays is copied beside training, with the files
+    of the run's folder that a start elsewhere needs. It belongs to one run. Left out: none."""
+    copy_all: bool = False
+    """Whether `copy_to` gets every checkpoint and keeps all. Left out, it keeps the latest `keep`, and those that are kept for
+    good."""
+    export_every_steps: PositiveInt | None = None
+    """Steps between two Hugging Face folders that are written of checkpoints, to `exports` in the run's folder; a multiple of
+    `every_steps`. Left out: none."""
+    export_stage_ends: bool = False
+    """Whether the end of every stage, and of the run, is exported too."""
+    export_dtype: Dtype = "fp32"
+    """Number format of these exports."""
+    export_keep: PositiveInt = 2
+    """How many of the latest exports are kept; those of stage ends are kept for good where `export_stage_ends` is true."""
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
     allocated."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from fourfold.config.errors import UserError
-from fourfold.config.learning_rate import SpanOfSteps, learning_rate
+from fourfold.config.learning_rate import SpanOfSteps, check_horizon, learning_rate
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import BatchSection, RampPoint, RunConfig, StageSection
 from fourfold.config.stage_tables import OF_SCHEDULE, stage_table
@@ -132,6 +132,8 @@ def course_of(config: RunConfig) -> Course:
         stages.append(Stage(number, begin, at.step, own, section.name, "schedule" in section.optimizer))
     course = Course(tuple(stages), tuple(batches))
     _require_end(course, total)
+    for stage, span in course.schedules:
+        check_horizon(stage.config.optimizer, span)
     return course
 
 

@@ -17,6 +17,8 @@ from fourfold.config.whole_file import bounded, write_whole
 
 FILE = "skipped_data.json"
 """In a run's folder: what its rollbacks left out."""
+LEFT_OUT = "left_out"
+"""The key of what is saved beside the tensors that lists the data which the run had left out before."""
 INTENT = ".rollback.json"
 """In a run's folder while it goes back: to which step, and what it has left out then."""
 
@@ -59,6 +61,12 @@ def left_out_since(
         passed += [skip.sequences for skip in stated if first < skip.step < behind]
         found.append(SkippedData(step=first, sequences=trained(behind) - trained(first) + sum(passed)))
     return found
+
+
+def inherit(out: Path, skipped: Sequence[SkippedData]) -> None:
+    """Notes the data that a branch leaves out since the run before it did, where nothing is noted. Raises `RunFailure`."""
+    if skipped and not (out / FILE).exists():
+        _write(out / FILE, LeftOut(skipped=list(skipped)))
 
 
 def begin_rollback(out: Path, target: int, skipped: Sequence[SkippedData]) -> None:

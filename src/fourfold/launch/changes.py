@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.config.beside import place_of_text
 from fourfold.config.errors import unwritable
 from fourfold.config.stages import course_of
 from fourfold.launch.run_folder import LOGS, RunFolder
@@ -44,6 +45,8 @@ _FREE = (
     "model.as_nearest",
 )
 _ON_REQUEST = ("optimizer.", "precision.compute", "precision.gradients")
+_PATHS = ("data.corpus", "data.tokenizer", "data.directory", "model.hf", "model.initial", "run.validation")
+"""Keys that hold paths, or tables of them."""
 _FIXED = ("run.seed", "optimizer.name", "checkpoint.start_from")
 """Keys that make another run although their section may change."""
 
@@ -158,8 +161,13 @@ def _between(old: RunConfig, new: RunConfig) -> list[Change]:
         Change(f"{section}.{key}", before[section].get(key), value)
         for section in _ORDER
         for key, value in now[section].items()
-        if value != before[section].get(key)
+        if value != before[section].get(key) and not _is_same_place(f"{section}.{key}", value, before[section].get(key))
     ]
+
+
+def _is_same_place(key: str, value: Any, other: Any) -> bool:
+    """Whether two values name the same files by different paths."""
+    return key in _PATHS and place_of_text(value) == place_of_text(other)
 
 
 def _show(value: Any) -> str:

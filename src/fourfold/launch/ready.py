@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.config.own_code import code_in, own_code
 from fourfold.config.remote_path import place
+from fourfold.config.schema import SkippedData
 from fourfold.config.stages import STAGE, Course, Stage, course_of, decayed
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare, prepare_in_tokens_of, prepare_validation
@@ -23,6 +24,7 @@ from fourfold.data.stage_place import place_of
 from fourfold.data.validation import named_sets
 from fourfold.data.weights import shares_by_step
 from fourfold.hardware import THIS, load_cluster
+from fourfold.launch.branch import inherited
 from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.external import Member
 from fourfold.launch.host_memory import host_line, host_need
@@ -35,7 +37,7 @@ from fourfold.launch.machine import (
     transport_of,
 )
 from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
-from fourfold.launch.run_folder import FORMER_ROOTS, STAGES, RunFolder
+from fourfold.launch.run_folder import COPIES, FORMER_ROOTS, STAGES, RunFolder, with_absolute_places
 from fourfold.launch.shares import here_of
 from fourfold.launch.stages import StagedRun, resolve_stages
 from fourfold.launch.undecided import require_decided, require_itself, require_text
@@ -48,18 +50,8 @@ from fourfold.train.provenance import ALLOWED
 if TYPE_CHECKING:
     from fourfold.checkpoint import Manifest, WeightFolder
 
-_PLACES = ("directory", "start_from")
 Report = Callable[[str], None]
 _SHOWN_FAULTS = 5
-
-
-def with_absolute_places(config: RunConfig) -> RunConfig:
-    """The run with folders of checkpoints named so that they are the same ones wherever the command is repeated."""
-    stated = {key: value for key in _PLACES if (value := getattr(config.checkpoint, key)) is not None}
-    absolute = {
-        key: value if "://" in value else str(Path(value).expanduser().absolute()) for key, value in stated.items()
-    }
-    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=absolute)})
 
 
 def owner_of(folder: RunFolder) -> Owner:
@@ -96,6 +88,22 @@ def _newest_manifest(saved: Mapping[int, Path]) -> "Manifest | None":
     return None
 
 
+def require_room(config: RunConfig, each_bytes: int) -> None:
+    """Raises `UserError` where `checkpoint.max_bytes` has no room for the checkpoints that always stay, of so many bytes each."""
+    section = config.checkpoint
+    most, always = section.max_bytes, section.keep + section.keep_best
+    if most is None or most >= always * each_bytes:
+        return
+    best = " and the best" if section.keep_best else ""
+    works = [f"checkpoint.max_bytes={always * each_bytes}"]
+    if (fewer := most // each_bytes - section.keep_best) >= 1:
+        works.append(f"checkpoint.keep={fewer}")
+    raise UserError(
+        f"checkpoint.max_bytes = {most}: a checkpoint of this run has {each_bytes} bytes, and the latest checkpoint.keep = "
+        f"{section.keep}{best} always stay; what works: {' or '.join(works)}"
+    )
+
+
 def require_same_code(folder: RunFolder, old: RunConfig) -> None:
     """Raises `UserError` where the run that stands in a folder was saved by other code than this. A run of a version that recorded
     none goes on."""
@@ -126,29 +134,48 @@ def with_decay(config: RunConfig, folder: RunFolder, steps: int | None) -> RunCo
     old = folder.launched()
     step = step_to_go_on_from(folder, old) if old is not None else None
     if old is not None and old.stage and old.stage[-1].optimizer.get("schedule") == "decay":
-        begun = course_of(old).stages[-1].begin  # the same command again, once it was interrupted
-        step = begun if course_of(old).steps == begun + steps and begun <= (step or 0) else step
+        course = course_of(old)
+        begun, horizon = course.stages[-1].begin, {"horizon_steps": old.optimizer.horizon_steps}
+        if begun <= (step or 0):  # the run goes on from what stands there, not from the run file
+            optimizer = config.optimizer.model_copy(update=horizon)
+            config = config.model_copy(update={"stage": old.stage, "batch": old.batch, "optimizer": optimizer})
+            if course.steps == begun + steps:  # the same command again, once it was interrupted
+                return config
     if step is None:
         raise UserError(
             f"--decay {steps}: {folder.path} holds no run with a checkpoint to begin at; what works: the folder of such a run with "
             f"--out"
         )
-    return decayed(config, step, steps)
+    found = decayed(config, step, steps)
+    if course_of(found).learning_rate(step) == 0 and steps > 1:
+        raise UserError(
+            f"--decay {steps}: the learning rate of {folder.path} has come to 0 at step {step}; allowed: a run whose rate is "
+            f"above; what works: --from {folder.path}@ and an earlier step"
+        )
+    return found
 
 
 def first_step(config: RunConfig) -> int:
     """The step at which a new run begins: that of the checkpoint that `checkpoint.start_from` leads to, or 0. Raises `UserError`
     and `RunFailure`."""
+    manifest = first_manifest(config)
+    return manifest.step if manifest is not None else 0
+
+
+def first_manifest(config: RunConfig) -> "Manifest | None":
+    """The manifest of the checkpoint that `checkpoint.start_from` leads to; None where nothing is stated. Raises `UserError` and
+    `RunFailure`."""
     stated = config.checkpoint.start_from
     if stated is None:
-        return 0
+        return None
     from fourfold.checkpoint import DamagedCheckpoint, read_manifest
     from fourfold.train.state import start_paths
 
     problems = []
     for path in start_paths(place(stated)):
         try:
-            step = read_manifest(path).step
+            manifest = read_manifest(path)
+            step = manifest.step
         except DamagedCheckpoint as error:
             problems.append(f"\n  {error.problem}")
             continue
@@ -157,7 +184,7 @@ def first_step(config: RunConfig) -> int:
                 f"checkpoint.start_from = {stated}: begins at step {step}, and batch.steps = {num_steps(config)}; allowed: "
                 f"more steps than that; what works: batch.steps={2 * step}"
             )
-        return step
+        return manifest
     raise UserError(
         f"checkpoint.start_from = {stated}: holds no checkpoint that can be read; allowed: a run's folder, a folder of "
         f"checkpoints, or one such as runs/tiny/checkpoints/step-000100{''.join(problems)}"
@@ -170,7 +197,8 @@ class ReadyRun:
     `prepared`: the data of each. `warnings`: one line each. `changes`: keys in which it differs from the run that stands in the
     folder, which goes on from step `step` under them. `former_roots`: folders of checkpoints that it saved to before. `tokens`:
     fingerprints of the data of each stage. `owner`: the run, and its place. `validation`: descriptions of the
-    data of `run.validation`, by name."""
+    data of `run.validation`, by name. `copies`: those from which the run goes on, where its disk holds no checkpoint.
+    `inherited`: data that the run leaves out because the one that it branches from did."""
 
     staged: StagedRun
     stage: Stage
@@ -184,6 +212,8 @@ class ReadyRun:
     owner: Owner = NOBODY
     validation: Mapping[str, str] = field(default_factory=dict)
     allows_other_code: bool = False
+    copies: str | None = None
+    inherited: tuple[SkippedData, ...] = ()
 
     @property
     def resolved(self) -> ResolvedRun:
@@ -205,6 +235,8 @@ class ReadyRun:
             table["levels"] = levels
         if self.allows_other_code:
             table[ALLOWED] = True
+        if self.copies is not None:
+            table[COPIES] = self.copies
         if self.former_roots:
             table[FORMER_ROOTS] = [str(path) for path in self.former_roots]
         return {**table, "start": start} if start is not None else table
@@ -260,7 +292,9 @@ def prepare_run(
         require_same_code(folder, old)
     saved = folder.saved_steps(old) if old is not None else []
     goes_on = step_to_go_on_from(folder, old) if old is not None else None
-    step = goes_on if goes_on is not None else first_step(config)
+    first = first_manifest(config) if goes_on is None else None
+    step = goes_on if goes_on is not None else (first.step if first is not None else 0)
+    left_out = inherited(config, first.info, first.step) if first is not None else ()
     known = _open_existing(folder, 0)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
     staged = resolve_stages(config, ranks, vocab_size, transport)
@@ -278,6 +312,7 @@ def prepare_run(
         if known is None and old.data == config.data:
             staged = resolve_stages(config, ranks, old.model.vocab_size, transport)
         changes = allowed_changes(folder.path, old, staged.config, change, max(saved, default=0))
+    require_room(config, resolved.spec.checkpoint_bytes)
     weights = _open_initial(resolved)
     begun = stage.number + 1 if has_begun else 0
     prepared = _prepared(folder, staged.course, begun, report)
@@ -306,8 +341,22 @@ def prepare_run(
     before, seen = old if has_begun else None, [*missing, *_memory_lines(resolved, peak, local, cuda_devices)]
     warnings = (*warnings_of(config, resolved.model, before, step, seen), *notes)
     places = {name: str(each.path) for name, each in validation.items()}
+    copies = folder.data().get(COPIES) if old is not None and not folder.checkpoints_on_disk(old) else None
     return ReadyRun(
-        staged, stage, prepared, peak, warnings, changes, step, former, tokens, owner, places, allow_other_code
+        staged,
+        stage,
+        prepared,
+        peak,
+        warnings,
+        changes,
+        step,
+        former,
+        tokens,
+        owner,
+        places,
+        allow_other_code,
+        copies,
+        left_out,
     )
 
 

@@ -21,10 +21,14 @@ from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
-_LAUNCHED = ".launched.toml"
+_PLACES = ("directory", "start_from", "copy_to")
+"""Keys of `[checkpoint]` that name a place."""
+LAUNCHED = ".launched.toml"
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
 STAGES = "stages"
 """The key of `data.json` that lists the data of every stage."""
+COPIES = "copies"
+"""The key of `data.json` that says where copies of the checkpoints are, while the disk holds none."""
 FORMER_ROOTS = "former_checkpoints"
 """The key of `data.json` that lists where the run saved before."""
 
@@ -32,6 +36,15 @@ FORMER_ROOTS = "former_checkpoints"
 def usual_folder(run_file: str | os.PathLike[str]) -> Path:
     """The folder of a run that states none: runs/NAME for a run file NAME.toml."""
     return Path("runs") / Path(run_file).stem
+
+
+def with_absolute_places(config: RunConfig) -> RunConfig:
+    """The run with folders of checkpoints named so that they are the same ones wherever the command is repeated."""
+    stated = {key: value for key in _PLACES if (value := getattr(config.checkpoint, key)) is not None}
+    absolute = {
+        key: value if "://" in value else str(Path(value).expanduser().absolute()) for key, value in stated.items()
+    }
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=absolute)})
 
 
 @dataclass(frozen=True)
@@ -86,20 +99,14 @@ class RunFolder:
         return {**own, STAGE: stage} if isinstance(own, dict) else {}
 
     def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:
-        """The complete checkpoints by step, rising. Raises `RunFailure` where a folder of them cannot be looked into."""
-        found = {}
-        for root in reversed(self.checkpoint_roots(config)):
-            try:
-                manifests = list(root.glob("step-*/manifest.json"))
-            except OSError as error:
-                raise RunFailure(
-                    f"{root}: cannot be looked into ({error.strerror}); what works: the same command once it can be reached"
-                ) from None
-            for path in manifests:
-                name = path.parent.name.removeprefix("step-")
-                if name.isdecimal():
-                    found[int(name)] = path.parent
-        return dict(sorted(found.items()))
+        """The complete checkpoints by step, rising, or their copies where there is none. Raises `RunFailure` where a folder of
+        them cannot be looked into."""
+        found, copies = self.checkpoints_on_disk(config), self.data().get(COPIES)
+        return found if found or not isinstance(copies, str) else checkpoints_in([place(copies)])
+
+    def checkpoints_on_disk(self, config: RunConfig) -> dict[int, Path]:
+        """The complete checkpoints by step, rising, without copies. Raises `RunFailure` as `saved_checkpoints`."""
+        return checkpoints_in(self.checkpoint_roots(config))
 
     def saved_steps(self, config: RunConfig) -> list[int]:
         """Steps of the complete checkpoints, rising."""
@@ -124,9 +131,9 @@ class RunFolder:
     def launched(self) -> RunConfig | None:
         """The config of the run that stands here as its last launch wrote it, whatever was done to the run file since; None as
         `config` has it. Raises `UserError`."""
-        if (stands := self.config()) is not None and (self.path / _LAUNCHED).is_file():
+        if (stands := self.config()) is not None and (self.path / LAUNCHED).is_file():
             with suppress(UserError):
-                return load_run(self.path / _LAUNCHED, as_written=True)
+                return load_run(self.path / LAUNCHED, as_written=True)
         return stands
 
     def require_config(self, trust: bool = False) -> RunConfig:
@@ -241,9 +248,26 @@ class RunFolder:
             yield
 
 
+def checkpoints_in(roots: list[Path]) -> dict[int, Path]:
+    """The complete checkpoints below some folders by step, rising; of one step that of the first. Raises `RunFailure`."""
+    found = {}
+    for root in reversed(roots):
+        try:
+            manifests = list(root.glob("step-*/manifest.json"))
+        except OSError as error:
+            raise RunFailure(
+                f"{root}: cannot be looked into ({error.strerror}); what works: the same command once it can be reached"
+            ) from None
+        for path in manifests:
+            name = path.parent.name.removeprefix("step-")
+            if name.isdecimal():
+                found[int(name)] = path.parent
+    return dict(sorted(found.items()))
+
+
 def _texts(config: RunConfig, data: dict[str, Any]) -> dict[str, str]:
     text = dump_run(config)
-    return {_LAUNCHED: text, RUN_FILE: text, DATA_FILE: json.dumps(data, indent=1) + "\n"}
+    return {LAUNCHED: text, RUN_FILE: text, DATA_FILE: json.dumps(data, indent=1) + "\n"}
 
 
 def _create_at_once(path: Path, texts: dict[str, str]) -> IO[str]:

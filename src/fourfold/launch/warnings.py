@@ -4,6 +4,7 @@ Some are of a learning rate that a run does not reach, or leaves in a leap: phas
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fourfold.config import ModelConfig, RunConfig
 from fourfold.config.learning_rate import learning_rate, phase_steps
@@ -17,7 +18,10 @@ LEAST_JUMP = 0.01
 def phases_that_do_not_fit(config: RunConfig) -> Iterator[str]:
     """One line each, with values that fit; of every schedule that a stage begins. Steps count from 0, as in `learning_rate`."""
     for stage, span in course_of(config).schedules:
-        section, steps = stage.config.optimizer, span.end - span.begin
+        section = stage.config.optimizer
+        if section.horizon_steps is not None and span.begin + section.horizon_steps <= span.end:
+            span = replace(span, end=span.begin + section.horizon_steps)
+        steps = span.end - span.begin
         warmup, decay, lr = *phase_steps(section, span), section.lr
         key = "warmup_steps" if section.warmup_tokens is None else "warmup_tokens"
         of = f"a run of {steps} steps" if not config.stage else f"{stage}, whose schedule has {steps} steps"
@@ -34,6 +38,7 @@ def phases_that_do_not_fit(config: RunConfig) -> Iterator[str]:
             yield (
                 f"{stated} warm-up and the final decay over {decay} steps{stated_decay} overlap, and the learning rate leaps "
                 f"where the one ends; what works: {_beside_each_other(warmup, decay, steps, _is_share(section))}{in_tokens}"
+                f"{'' if section.decay_tokens is None else ' (instead of optimizer.decay_tokens)'}"
             )
         elif decay is None and _decays(section) and warmup >= max(1, steps - 1) and section.min_lr_ratio < 1:
             yield (
@@ -57,7 +62,10 @@ def _beside_each_other(warmup: int, decay: int, steps: int, is_share: bool) -> s
     shorter = int((steps - warmup) / steps * 10**4) / 10**4
     works = [f"optimizer.warmup_steps={steps - decay}"] if decay < steps else []
     works += [f"optimizer.decay_fraction={shorter:g}"] if is_share and round(shorter * steps) else []
-    return " or ".join(works) or f"optimizer.warmup_steps={steps // 10} optimizer.decay_fraction=0.2"
+    if works:
+        return " or ".join(works)
+    short = "optimizer.decay_fraction=0.2" if is_share else f"optimizer.decay_steps={max(1, steps // 5)}"
+    return f"optimizer.warmup_steps={steps // 10} {short}"
 
 
 def other_schedule(before: RunConfig, now: RunConfig, step: int) -> str | None:
@@ -81,7 +89,14 @@ def warnings_of(
 ) -> tuple[str, ...]:
     """Every warning of a run. `before`: the configuration under which the run has made `step` steps; `seen`: lines about its
     data and the machine's memory."""
-    found = [*seen, _capacity(model), _tensor_scale(config), _no_way_back(config), *phases_that_do_not_fit(config)]
+    found = [
+        *seen,
+        _capacity(model),
+        _tensor_scale(config),
+        _no_way_back(config),
+        _endless_ramp(config),
+        *phases_that_do_not_fit(config),
+    ]
     found.append(other_schedule(before, config, step) if before is not None else None)
     return tuple(f"warning: {line}" for line in found if line is not None)
 
@@ -120,6 +135,18 @@ def _no_way_back(config: RunConfig) -> str | None:
     return (
         f"spikes.policy = rollback goes back {section.rollback_steps} steps, and the checkpoints that are kept reach back {reach}; "
         f"what works: checkpoint.every_steps={every} checkpoint.keep={1 + -(-section.rollback_steps // every)}"
+    )
+
+
+def _endless_ramp(config: RunConfig) -> str | None:
+    course = course_of(config)
+    own = course.stages[-1].config.batch
+    last = course.batches[-1].sequences
+    if not own.ramp or last == own.global_sequences:
+        return None
+    return (
+        f"batch.ramp: the run ends, at step {course.steps}, before its ramp does: its last batch has {last} sequences, and none "
+        f"batch.global_sequences = {own.global_sequences}; what works: an earlier end of the ramp, or batch.global_sequences={last}"
     )
 
 

@@ -21,6 +21,7 @@ from fourfold.config.remote_path import is_remote
 from fourfold.config.whole_file import bounded
 
 OWNER = "owner.json"
+DIRECTORY = "checkpoint.directory"
 KEY = "owner"
 """The key of `data.json` with the run and the place of its folder."""
 _RUN_FILE, _DATA_FILE, _MANIFEST = "run.toml", "data.json", "manifest.json"
@@ -77,14 +78,23 @@ def require_original(folder: Path, own: Owner) -> None:
         )
 
 
-def require_own(root: Path, own: Owner, is_known: bool = False) -> None:
+class Unreachable(UserError):
+    """A folder of checkpoints that cannot be looked into."""
+
+
+def owner_at_place(root: Path) -> Owner | None:
+    """The owner that the word beside some checkpoints names; None where there is none. Raises `OSError`."""
+    return _parse(_read(root / OWNER)) if (root / OWNER).is_file() else None
+
+
+def require_own(root: Path, own: Owner, is_known: bool = False, key: str = DIRECTORY) -> None:
     """Raises `UserError` where a folder of checkpoints is another run's. `is_known`: this run has saved there before it was asked
-    whose the folder is."""
+    whose the folder is. `key`: that names it."""
     try:
         owner = _owner_of(root)
     except OSError as error:
-        raise UserError(
-            f"checkpoint.directory = {root}: cannot be looked into ({error.strerror}); allowed: a folder or URL that can be reached"
+        raise Unreachable(
+            f"{key} = {root}: cannot be looked into ({error.strerror}); allowed: a folder or URL that can be reached"
         ) from None
     if owner is None or (not owner.run and (is_known or owner.is_at(own.folder))):
         return
@@ -95,14 +105,14 @@ def require_own(root: Path, own: Owner, is_known: bool = False) -> None:
     where = f"the run in {owner.folder}" if owner.folder else "another run"
     copied = f", of which {own.folder} is a copy" if owner.run == own.run else ""
     raise UserError(
-        f"checkpoint.directory = {root}: belongs to {where}{copied}; allowed: a folder of this run's own; what works: "
-        f"checkpoint.directory={root}/{Path(own.folder).name}, and checkpoint.start_from={root} beside it to begin at its newest "
+        f"{key} = {root}: belongs to {where}{copied}; allowed: a folder of this run's own; what works: "
+        f"{key}={root}/{Path(own.folder).name}, and checkpoint.start_from={root} beside it to begin at its newest "
         f"checkpoint"
     )
 
 
 @contextmanager
-def claimed(root: Path, own: Owner, is_known: bool = False) -> Iterator[None]:
+def claimed(root: Path, own: Owner, is_known: bool = False, key: str = DIRECTORY) -> Iterator[None]:
     """Makes a folder of checkpoints this run's, and keeps other launches out while the block runs. Where the run's folder was not
     written meanwhile, the word is taken back. Raises `UserError` where the folder is another's, or in use."""
     if not is_remote(root) and _is_inside(root, Path(own.folder)):
@@ -112,9 +122,9 @@ def claimed(root: Path, own: Owner, is_known: bool = False) -> Iterator[None]:
         return
     with ExitStack() as held:
         try:
-            _take(root, own, is_known, held)
+            _take(root, own, is_known, held, key)
         except OSError as error:
-            raise UserError(f"checkpoint.directory = {unwritable(root / OWNER, error)}, or name another") from None
+            raise Unreachable(f"{key} = {unwritable(root / OWNER, error)}, or name another") from None
         yield
 
 
@@ -123,19 +133,19 @@ def _is_inside(root: Path, folder: Path) -> bool:
     return Path(os.path.realpath(folder)) in Path(os.path.realpath(root)).parents
 
 
-def _take(root: Path, own: Owner, is_known: bool, held: ExitStack) -> None:
+def _take(root: Path, own: Owner, is_known: bool, held: ExitStack, key: str) -> None:
     """Writes whose the folder is, under a lock that ends with `held`. Raises `OSError` and `UserError`."""
     file = root / OWNER
     root.mkdir(parents=True, exist_ok=True)
     is_new = not file.exists()
     if is_remote(root):
-        require_own(root, own, is_known)
+        require_own(root, own, is_known, key)
         file.write_text(_text(own), encoding="utf-8")
-        require_own(root, own)  # of two at once one sees the other's
+        require_own(root, own, key=key)  # of two at once one sees the other's
     else:
-        held.enter_context(_locked(file, root))
+        held.enter_context(_locked(file, root, key))
         if not is_new:
-            require_own(root, own, is_known)
+            require_own(root, own, is_known, key)
         file.write_text(_text(own), encoding="utf-8")
     if is_new:
         held.callback(_take_back, file, own)
@@ -200,7 +210,7 @@ def _text(own: Owner) -> str:
 
 
 @contextmanager
-def _locked(file: Path, root: Path) -> Iterator[None]:
+def _locked(file: Path, root: Path, key: str) -> Iterator[None]:
     """Makes the file where it is missing, and holds its lock, which ends with the process. Raises `OSError`, and `UserError` where
     another launch holds it."""
     for mode in (os.O_RDONLY, os.O_RDWR):  # NFS locks what is open for writing alone; that keeps a local disk busy
@@ -211,7 +221,7 @@ def _locked(file: Path, root: Path) -> Iterator[None]:
             os.close(descriptor)
             owner = _parse(_read(root / OWNER)) or NOBODY
             raise UserError(
-                f"checkpoint.directory = {root}: is in use by the run in {owner.folder or 'another folder'}, which is in progress; "
+                f"{key} = {root}: is in use by the run in {owner.folder or 'another folder'}, which is in progress; "
                 f"what works: a folder of its own for each run"
             ) from None
         except OSError:  # or a file system without locks: every save looks again

@@ -184,12 +184,20 @@ def _described(event: Mapping[str, Any]) -> str:
         return str(event.get("name") or event.get("what") or kind)
     if "backend" in event:
         return f"{CHOICES.get(kind, kind)} by {event['backend']}: {event.get('message', '')}"
+    sources = {"memory": "in memory", "copy": "of the copies"}
     texts = {
         "launch": "starting the ranks",
         "machine": f"MFU counts from {format_flops(_number(event.get('peak_flops'), 0.0))}/s a rank, its best matmul{at}",
         "preflight": f"links: {event.get('message', '')}",
         "start": "training starts",
-        "resume": f"resumed from step {step} in memory" if event.get("source") == "memory" else f"resumed{at}",
+        "resume": f"resumed from step {step} {sources[source]}"
+        if (source := event.get("source")) in sources
+        else f"resumed{at}",
+        "fetch": str(event.get("message", "")),
+        "copy": f"the checkpoint of step {step} is copied to {event.get('to')}",
+        "copy_failed": f"no copy{at and f' of step {step}'}: {event.get('message', '')}",
+        "export": f"the checkpoint of step {step} is exported to {event.get('to')}",
+        "export_failed": f"no export{at and f' of step {step}'}: {event.get('message', '')}",
         "memory_refused": f"a copy in memory is not used: {event.get('message', '')}",
         "memory_failed": f"no copies in memory: {event.get('message', '')}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",

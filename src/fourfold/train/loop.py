@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from fourfold.checkpoint import step_of
+from fourfold.checkpoint.waiting import BEST
 from fourfold.config import RunFailure
 from fourfold.config.json_lines import finite
-from fourfold.data.skipped import begin_rollback, left_out_by, left_out_since
+from fourfold.data.skipped import LEFT_OUT, begin_rollback, left_out_by, left_out_since
 from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program
 from fourfold.runtime.corruption import Corruption
@@ -31,7 +32,7 @@ from fourfold.train.metrics import RunLog
 from fourfold.train.peak import Peak
 from fourfold.train.spikes import Spike, target_of
 from fourfold.train.start import RankStart
-from fourfold.train.state import BEST, finish_rollback, saved_steps
+from fourfold.train.state import finish_rollback, own_steps
 from fourfold.train.step_failure import explained, save_barrier
 from fourfold.train.step_values import Rates, step_values
 
@@ -152,7 +153,7 @@ class Training(RankStart):
         if self.context.rank == 0:
             ends = {stage.end for stage in self.course.stages}
             every = self.config.checkpoint.every_steps
-            paths = saved_steps(self.config, self.out)
+            paths = own_steps(self.config, self.out)
             found = [step for path in paths if (step := step_of(path)) is not None]
             saved = [step for step in found if step in ends or (every and step % every == 0)]  # not those of a stop
             target = target_of(saved, self.step, self.config.spikes, left_out_by(self.out).rollbacks)
@@ -279,7 +280,13 @@ class Training(RankStart):
             self.config, self.program, "", self.choices.recorded
         )
         found = {**counters, "updates": self.executor.updates, **made_by, **self.provenance, "chain": self.chain}
-        more = {"recent": self.spikes.recent, "skipped_in_a_row": self.spikes.in_a_row, BEST: self.best}
+        left_out = [skip.model_dump() for skip in self.left_out_data if skip.step < self.step]
+        more = {
+            LEFT_OUT: left_out,
+            "recent": self.spikes.recent,
+            "skipped_in_a_row": self.spikes.in_a_row,
+            BEST: self.best,
+        }
         return {**found, **{key: value for key, value in more.items() if value}}
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from fourfold.checkpoint.waiting import BEST
 from fourfold.config import FinalFailure
 from fourfold.config.own_code import own_code
 from fourfold.data.batches import Batch, GlobalBatches
@@ -74,8 +75,9 @@ class RankStart:
         self.left_out = prepared.left_out()
         if "tokens" in table:
             prepared.require(table["tokens"])
+        self.left_out_data = skipped_data(self.config, out)
         self.batches = GlobalBatches.of_run(
-            prepared, self.config, place_of(self.course, self.stage, skipped_data(self.config, out))
+            prepared, self.config, place_of(self.course, self.stage, self.left_out_data)
         )
         sets = {name: open_prepared(path) for name, path in table.get("validation", {}).items()}
         named, sequences = named_sets(self.config, prepared, sets), self.config.run.evaluate_sequences
@@ -119,12 +121,14 @@ class RankStart:
         if not resumption.is_new:
             info = resumption.restore(self._restore, self._refuse)
             self.spikes = SpikeDetector(self.config.spikes, info.get("recent", ()), info.get("skipped_in_a_row", 0))
-            self.best = tuple(found) if (found := info.get(state.BEST)) is not None else None
+            self.best = tuple(found) if (found := info.get(BEST)) is not None else None
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self._require_stage()
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")
             self.saved_step = self.step
-            self.resumed_from = "memory" if resumption.memory is not None else "disk"
+            self.resumed_from = (
+                "memory" if resumption.memory is not None else state.kind_of_place(self._restored, table)
+            )
             run = run_in(out).get("run", "")
             lineage = lineage_from(info, run, self._restored)
             if context.rank == 0:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.file_bytes import ByteSource
-from fourfold.checkpoint.folders import MANIFEST, Retention, most_of, remove_checkpoint, stages_end
+from fourfold.checkpoint.folders import MANIFEST, Retention, most_of, remove_checkpoint
 from fourfold.checkpoint.unit_shard import balance_bias_extra
+from fourfold.checkpoint.waiting import best_step, retention_for, waits
 from fourfold.config import FinalFailure, RunConfig, RunFailure, load_run
 from fourfold.config.remote_path import place
 from fourfold.config.schema import CheckpointSection
@@ -41,8 +43,8 @@ from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
-BEST = "best"
-"""The key of the step whose validation loss was the least of those that were saved, and of that loss."""
+COPIES = "copies"
+"""The key of a run's `data.json` that says where its copies are, while its disk holds no checkpoint."""
 _OPTIMIZER = "optimizer"
 """The key of the optimizer's name in what is saved beside the tensors."""
 
@@ -118,6 +120,16 @@ def saved_steps(config: RunConfig, out: Path) -> list[Path]:
     return _own_steps(config, out, table) or (start_paths(place(start)) if start is not None else [])
 
 
+def own_steps(config: RunConfig, out: Path) -> list[Path]:
+    """The folders of steps that the run itself has saved, newest first, or their copies where its disk has none."""
+    return _own_steps(config, out, run_data(out))
+
+
+def kind_of_place(path: Path, table: Mapping[str, Any]) -> str:
+    """Where a checkpoint that a run goes on from lies: `copy` or `disk`. `table`: its `data.json`."""
+    return "copy" if COPIES in table and path.parent == place(table[COPIES]) else "disk"
+
+
 def run_data(out: Path) -> dict[str, Any]:
     """The content of a run's `data.json`. Raises `RunFailure`."""
     file = out / "data.json"
@@ -157,12 +169,14 @@ def start_paths(path: Path) -> list[Path]:
 def _own_steps(config: RunConfig, out: Path, table: Mapping[str, Any]) -> list[Path]:
     roots = [checkpoint_root(config, out), *map(place, table.get("former_checkpoints", []))]
     found = [path for root in roots for path in step_folders(root)]
+    if not found and COPIES in table:
+        found = step_folders(place(table[COPIES]))
     return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def forget_after(config: RunConfig, out: Path, step: int) -> None:
     """Removes the run's checkpoints of later steps. Raises `RunFailure` where one stays."""
-    for path in saved_steps(config, out):
+    for path in own_steps(config, out):
         if (step_of(path) or 0) > step:
             try:
                 remove_checkpoint(path)
@@ -217,6 +231,7 @@ def save(
         check=check,
         advance=advance,
         fence=partial(_guarded, out, root, number),
+        waits=waits(config.checkpoint, ends, out),
     )
 
 
@@ -224,14 +239,8 @@ def retention_of(
     section: CheckpointSection, spec: StepSpec, info: Mapping[str, Any], ends: Collection[int]
 ) -> Retention:
     """Which checkpoints of a run stay, once that with `info` is saved."""
-    best = info.get(BEST)
-    return Retention(
-        newest=section.keep,
-        every=section.keep_every_steps,
-        steps=stages_end(ends, section.keep_stage_ends),
-        best=best[0] if section.keep_best and best is not None else None,
-        most=most_of(section.max_bytes, spec.checkpoint_bytes),
-    )
+    most = most_of(section.max_bytes, spec.checkpoint_bytes)
+    return replace(retention_for(section, ends, best_step(info)), most=most)
 
 
 @contextmanager
