@@ -18,6 +18,7 @@ from fourfold.runtime.first_bad_tensor import OwnGradients
 from fourfold.runtime.numbers import StepNumbers
 from fourfold.runtime.offload.host_link import HostLink
 from fourfold.runtime.optimizer import DeviceClip
+from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 
 Handler = Callable[[Instruction], None]
@@ -35,12 +36,15 @@ class StepState:
     optimizer: OptimizerSection
     link: HostLink
     compute: SegmentRunner
+    routers: Routers
     numbers: StepNumbers
     live: dict[str, Any]
     handles: dict[str, Handle]
     scale: float | DeviceClip
     """The factor of the gradients in this step's updates, once their norm is known."""
     own_gradients: OwnGradients | None
+    samples: Any
+    """The table of a sampled step (`runtime.sampling.Samples`)."""
     largest_norm: float
     """The gradient norm beyond which a step changes nothing."""
     _side: Side | None
