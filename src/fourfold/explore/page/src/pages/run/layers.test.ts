@@ -6,7 +6,18 @@ const layers: LayersDocument = {
   segments: ["embed", "b0", "head"],
   steps: [9, 19],
   num_samples: 2,
-  values: { largest_score: [[null, null], [1, 100], [null, null]], weight_norm: [[2, 2], [3, 4], [2, null]] },
+  values: {
+    largest_score: [
+      [null, null],
+      [1, 100],
+      [null, null],
+    ],
+    weight_norm: [
+      [2, 2],
+      [3, 4],
+      [2, null],
+    ],
+  },
 };
 
 test("segments without a quantity have no row, and a wide range is shown by its logarithm", () => {
@@ -19,7 +30,11 @@ test("segments without a quantity have no row, and a wide range is shown by its 
 test("a narrow range is linear, and a missing number stays missing", () => {
   const cells = cellsOf(layers, "weight_norm");
   expect(cells?.isLogarithmic).toEqual(false);
-  expect(cells?.rows.map(({ shares }) => shares)).toEqual([[0, 0], [0.5, 1], [0, null]]);
+  expect(cells?.rows.map(({ shares }) => shares)).toEqual([
+    [0, 0],
+    [0.5, 1],
+    [0, null],
+  ]);
   expect(cellsOf(layers, "none")).toEqual(undefined);
 });
 

@@ -42,7 +42,8 @@ export function cellsOf(layers: LayersDocument, quantity: string): Cells | undef
   const isLogarithmic = least > 0 && most > SPAN * least;
   const scale = isLogarithmic ? Math.log : (value: number) => value;
   const [low, wide] = [scale(least), scale(most) - scale(least)];
-  const share = (value: number | null) => (value === null ? null : wide > 0 ? (scale(value) - low) / wide : 0.5);
+  const share = (value: number | null) =>
+    value === null ? null : wide > 0 ? (scale(value) - low) / wide : 0.5;
   const rows = layers.segments
     .map((segment, index) => ({ segment, values: columns[index] ?? [] }))
     .filter(({ values }) => values.some((value) => value !== null))
