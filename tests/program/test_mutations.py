@@ -10,7 +10,16 @@ import pytest
 from fourfold.program import Program, StepSpec, lower_pipeline, memory_peak, rank_view, verify
 from fourfold.program.declarations import check_declarations
 from tests.support.program_mutations import MUTATIONS, PIPELINE_MUTATIONS, Mutant
-from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, evaluation_pipeline, make_spec, training
+from tests.support.programs import (
+    QWEN3_MOE,
+    SAMPLED,
+    by_rank,
+    deepseek,
+    evaluation,
+    evaluation_pipeline,
+    make_spec,
+    training,
+)
 
 TIED = {"model": {"tie_embeddings": True}}
 COMPRESSED = {"precision": {"gradient_communication": "bf16"}}
@@ -124,6 +133,29 @@ CASES: dict[str, dict[str, Any]] = {
     "overlap_dualpipe_v": {
         **{"model": {**QWEN3_MOE, "num_layers": 4}, "pp": 2, "schedule": "dualpipe_v", "accumulation": 4},
         **{"dp_shard": 2, "ep": 2, "zero": 1, "overlap_experts": True},
+    },
+    "sampled_zero3": {"dp_shard": 2, "zero": 3, "accumulation": 2, "recompute": "full", "sampled": SAMPLED, **TIED},
+    "sampled_1f1b": {
+        "pp": 3,
+        "accumulation": 2,
+        "tp": 2,
+        "sampled": ("attention", "activations"),
+        "document_mask": True,
+    },
+    "sampled_context": {
+        **{
+            "cp": 4,
+            "cp_method": "ring+ulysses:2",
+            "tp": 2,
+            "sequence_parallel": True,
+            "sequence_length": 16,
+            "zero": 1,
+        },
+        **{"sampled": SAMPLED, "precision": {"compute": "bf16"}, "optimizer": "muon"},
+    },
+    "sampled_experts": {
+        **{"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 2, "accumulation": 3, "overlap_experts": True},
+        **{"sampled": SAMPLED, "offload": "activations", "offload_optimizer": True},
     },
     "everything": {
         **{"model": {**QWEN3_MOE, "tie_embeddings": True}, "pp": 2, "dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2},

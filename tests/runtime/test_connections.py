@@ -145,7 +145,7 @@ class _BlockingLink:
             self._into.append((ranks, what))
         return _Done()
 
-    def all_reduce(self, full: Any) -> _Done:
+    def all_reduce(self, full: Any, largest: bool = False) -> _Done:
         return self._first(self._ranks, "all_reduce")
 
     def all_gather(self, full: Any, shard: Any) -> _Done:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config.schema import FaultsSection
+from fourfold.config.schema import FaultsSection, MetricsSection
 from fourfold.simulate.checks import CheckPrice, check_prices
 from fourfold.simulate.prediction import predict_step
 from tests.simulate.test_what_is_priced import PRICES as DEFAULT
@@ -64,3 +64,18 @@ def test_other_software_makes_no_checks() -> None:
 
 def replace_faults(**values: int | bool) -> FaultsSection:
     return USUAL.model_copy(update=values)
+
+
+def test_a_sampled_step_is_priced_as_its_share_of_the_time() -> None:
+    """By the sampled program itself; attention's scores are most of it."""
+    step = predict_step(SPEC, PRICES)
+
+    def price(*of: str, every: int = 100) -> CheckPrice:
+        found = check_prices(step, SPEC, USUAL, metrics=MetricsSection(every_steps=every, of=list(of)))
+        return next(each for each in found if each.name == "numbers of every layer")
+
+    full, scores = price("gradients", "weights", "activations", "attention"), price("attention")
+    assert 0 < scores.seconds < full.seconds
+    assert full.share == pytest.approx(full.seconds / 100 / step.seconds)
+    assert price("attention", every=10).share == pytest.approx(10 * scores.share)
+    assert "numbers of every layer" not in {each.name for each in check_prices(step, SPEC, USUAL)}

@@ -240,7 +240,7 @@ def complaint(sections: Table, ranks: int | None = None) -> str | None:
 def spec_of(sections: Table, ranks: int | None = None) -> StepSpec:
     config = parse_run(run_table(**sections))
     model = resolve_model(config.model)
-    return resolve_step(config, model, resolve_layout(config, model, ranks)).at_step(0, config.faults)
+    return resolve_step(config, model, resolve_layout(config, model, ranks)).at_step(0, config.faults, config.metrics)
 
 
 def faults_of(spec: StepSpec) -> list[Fault]:

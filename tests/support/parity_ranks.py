@@ -47,7 +47,7 @@ def prepare_rank(
     config = parse_run(table)
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, ranks)
-    spec = resolve_step(config, model, layout, transport).at_step(0, config.faults)
+    spec = resolve_step(config, model, layout, transport).at_step(0, config.faults, config.metrics)
     return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
 
 
@@ -148,6 +148,7 @@ def run_rank(
         "gradients": gradients,
         "parameters": {name: master_weights(unit).cpu().clone().numpy() for name, unit in units.items()},
         "biases": {name: bias.cpu().clone().numpy() for name, bias in executor.routers.biases.items()},
+        "samples": dict(executor.samples.read().values) if spec.sampled else {},
         "shards": {name: unit.index for name, unit in units.items()},
         "transport": spec.transport,
         "sent": {axes: size for axes, group in groups.items() if (size := group.sent_bytes - group.surplus_bytes)},

@@ -37,11 +37,12 @@ def make_spec(
     document_mask: bool = False,
     transport: Transport = "exchange",
     checked: bool = False,
+    sampled: tuple[str, ...] = (),
     optimizer: str | dict[str, Any] = "adamw",
     **layout: Any,
 ) -> StepSpec:
     """The spec of a layout whose global batch gives every rank `accumulation` microbatches. Sequence parallelism is off unless the
-    layout turns it on, or leaves it open as None. `checked`: with checksums and replays."""
+    layout turns it on, or leaves it open as None. `checked`: with checksums and replays; `sampled`: quantities to measure."""
     degree = layout.get("dp_replicate", 1) * layout.get("dp_shard", 1) * layout.get("microbatch_sequences", 1)
     table = {
         "model": _stated(model) if not isinstance(model, ModelConfig) else {},
@@ -54,7 +55,7 @@ def make_spec(
     config = parse_run(table)
     resolved = model if isinstance(model, ModelConfig) else resolve_model(config.model)
     spec = resolve_step(config, resolved, resolve_layout(config, resolved), transport)
-    return replace(spec, checksum=checked, replay=checked)
+    return replace(spec, checksum=checked, replay=checked, sampled=sampled)
 
 
 def make_view(*args: Any, **kwargs: Any) -> RankView:
@@ -62,6 +63,7 @@ def make_view(*args: Any, **kwargs: Any) -> RankView:
     return rank_view(make_spec(*args, **kwargs))
 
 
+SAMPLED = ("gradients", "weights", "activations", "attention", "experts")
 MIXTRAL = {"num_experts": 4, "top_k": 2, "moe_ffn_size": 24}
 QWEN3_MOE = {**MIXTRAL, "qk_norm": True, "balance_loss": 0.01, "z_loss": 0.001}
 DEEPSEEK = {

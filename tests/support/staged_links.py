@@ -56,9 +56,9 @@ class StagedLink:
         work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
         return _Summed(work, shard, received)
 
-    def all_reduce(self, full: Tensor) -> StagedCall:
-        copy = _copy(full)
-        return StagedCall([dist.all_reduce(copy, group=self.group, async_op=True)], [(full, copy)])
+    def all_reduce(self, full: Tensor, largest: bool = False) -> StagedCall:
+        copy, how = _copy(full), dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        return StagedCall([dist.all_reduce(copy, how, group=self.group, async_op=True)], [(full, copy)])
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, rows_in: list[int] | None, rows_out: list[int] | None

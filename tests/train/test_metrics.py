@@ -1,20 +1,19 @@
-"""The run's record: what is written, what a resumed run drops, and the trackers behind their one interface."""
+"""The run's record: what is written, and what a resumed run drops."""
 
 import json
 import math
-import sys
-import types
 
 import pytest
 
-from fourfold.config import UserError, parse_run
-from fourfold.train.metrics import RunLog, require_sinks, truncate_after
+from fourfold.config import parse_run
+from fourfold.runtime.sampling import LayerSample
+from fourfold.train.metrics import RunLog, truncate_after
 
 STEP = {"step": 3, "loss": 1.5, "mfu": None, "comm_bytes": {"dp_shard": 100}}
 
 
-def config(*names: str):
-    return parse_run({"batch": {"global_sequences": 1, "sequence_length": 8, "steps": 1}, "run": {"log": list(names)}})
+def config(**sections):
+    return parse_run({"batch": {"global_sequences": 1, "sequence_length": 8, "steps": 1}, **sections})
 
 
 def test_a_resumed_run_drops_what_it_will_write_again(tmp_path) -> None:
@@ -45,49 +44,17 @@ def test_steps_and_events_are_json_lines(tmp_path) -> None:
     assert json.loads((tmp_path / "events.jsonl").read_text())["event"] == "save"
 
 
-def test_trackers_get_the_loss_of_each_named_set(tmp_path) -> None:
-    seen: list[tuple] = []
-    log = RunLog(tmp_path, config(), 0)
-    log._sinks = [types.SimpleNamespace(log=lambda step, values: seen.append((step, values)))]
-    log.step({**STEP, "validation_losses": {"code": 2.5, "texts/web": None}})
-    [(step, values)] = seen
-    assert step == STEP["step"]
-    assert values["validation_loss/code"] == 2.5
-    assert math.isnan(values["validation_loss/texts/web"])
-
-
-def test_every_tracker_gets_the_numbers(tmp_path, monkeypatch) -> None:
-    seen: list[tuple] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            self.add_scalar = lambda key, value, step: seen.append(("tensorboard", step, key, value))
-            self.close = lambda: seen.append(("tensorboard", "closed"))
-
-    class WandbRun:
-        log = staticmethod(lambda values, step: seen.extend(("wandb", step, k, v) for k, v in values.items()))
-        finish = staticmethod(lambda: seen.append(("wandb", "closed")))
-
-    mlflow = types.SimpleNamespace(
-        set_experiment=lambda name: None,
-        start_run=lambda run_name: None,
-        log_metrics=lambda values, step: seen.extend(("mlflow", step, k, v) for k, v in values.items()),
-        end_run=lambda: seen.append(("mlflow", "closed")),
-    )
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **settings: WandbRun()))
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    log = RunLog(tmp_path, config("tensorboard", "wandb", "mlflow"), 0)
-    log.step(STEP)
+def test_a_sampled_step_leaves_a_row_of_layers(tmp_path) -> None:
+    """Numbers of six digits; null where a segment has none, or what it has is no number."""
+    sample = LayerSample(("embed", "b0"), {"gradient_norm": [1 / 3, math.nan], "largest_score": [None, 12.3456789]})
+    log = RunLog(tmp_path, config(metrics={"every_steps": 10}), 0)
+    log.layers(9, sample)
+    log.layers(19, sample)
     log.close()
-    for name in ("tensorboard", "wandb", "mlflow"):
-        assert (name, 3, "loss", 1.5) in seen
-        assert (name, 3, "comm_bytes/dp_shard", 100.0) in seen
-        assert (name, "closed") in seen
-        assert not any(entry[0] == name and entry[2:3] == ("mfu",) for entry in seen), "a missing number is not logged"
-
-
-def test_a_tracker_that_is_not_installed_is_named(monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"fourfold\[wandb\]"):
-        require_sinks(["wandb"])
+    row = {"segments": ["embed", "b0"], "gradient_norm": [0.333333, None], "largest_score": [None, 12.3457]}
+    assert [json.loads(line) for line in (tmp_path / "layers.jsonl").read_text().splitlines()] == [
+        {"step": 9, **row},
+        {"step": 19, **row},
+    ]
+    RunLog(tmp_path, config(metrics={"every_steps": 10}), 19).close()
+    assert len((tmp_path / "layers.jsonl").read_text().splitlines()) == 1, "a resumed run writes it again"

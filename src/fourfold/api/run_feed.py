@@ -15,6 +15,7 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.shown import resolve_shown
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.history import History
+from fourfold.report.layer_strips import LayerStrips
 from fourfold.report.run_files import RunRecord, check_files
 from fourfold.report.run_state import describe_event
 from fourfold.report.step_metrics import rounded
@@ -42,6 +43,7 @@ class RunFeed(RunRecord):
     def __init__(self, path: Path, trust: bool = False) -> None:
         self._folder, self._trust = RunFolder(path), trust
         super().__init__(self._folder, _clean)
+        self.layers = LayerStrips(self._folder.layers)
         self._read_of, self._problem = -1.0, ""
         self._resolved: ResolvedRun | None = None
         self._blame: Blame | None = None
@@ -60,6 +62,7 @@ class RunFeed(RunRecord):
     def refresh(self, most_blocks: int = 0) -> bool:
         """Reads what is new; whether there was anything. Raises `UserError` where the folder holds files that no run leaves."""
         check_files(self._folder.path)
+        self.layers.refresh()
         return super().refresh(most_blocks)
 
     def prepare(self) -> None:
@@ -116,6 +119,7 @@ class RunFeed(RunRecord):
             ranks=ranks[:_SHOWN_RANKS],
             num_ranks=len(ranks),
             notes=[*([self._problem] if self._problem else []), *behind],
+            num_samples=self.layers.num_samples,
         )
         return dict(document(found))
 
@@ -212,7 +216,9 @@ def _newest(folder: Path) -> float | None:
 
 
 def run_documents(feed: RunFeed, found: Comparison) -> dict[str, Any]:
-    """The documents of a run's page: the run as it stands, its comparison with the prediction, and its metrics. Call `refresh`
-    before."""
+    """The documents of a run's page: the run as it stands, its comparison with the prediction, its metrics, and those of its layers
+    where steps were sampled. Call `refresh` before."""
     feed.prepare()
-    return {"run": feed.document(), "comparison": comparison_document(found), "metrics": feed.metrics.table()}
+    found_layers = {"layers": document(feed.layers.record())} if feed.layers.num_samples else {}
+    documents = {"run": feed.document(), "comparison": comparison_document(found), "metrics": feed.metrics.table()}
+    return {**documents, **found_layers}

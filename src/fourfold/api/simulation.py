@@ -328,7 +328,8 @@ def _simulate_alike(
         length = campaign(*step, devices, machine.node_devices, assumptions, rented)
 
     given = frozenset(name for name in _INTERRUPTIONS if getattr(asked, name) is not None)
-    checks = tuple(check_prices(summary.step, resolved.spec, config.faults, config.checkpoint.memory_every_steps))
+    section, every = config.metrics, config.checkpoint.memory_every_steps
+    checks = tuple(check_prices(summary.step, resolved.spec, config.faults, every, section))
     return SimulationResult(resolved, machine, summary, length, published, idle, given, checks, again)
 
 

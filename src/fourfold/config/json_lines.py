@@ -157,13 +157,15 @@ def lines_from_end(path: Path, block_bytes: int = 2**16) -> Iterator[tuple[int, 
             yield 0, rest
 
 
-def finite(value: Any) -> Any:
-    """The value with null for each number that JSON has not: NaN and the infinities."""
+def finite(value: Any, digits: int | None = None) -> Any:
+    """The value with null for each number that JSON has not: NaN and the infinities. `digits`: of numbers that are no integers."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(each, digits) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [finite(each, digits) for each in value]
+    if not isinstance(value, float):
+        return value
+    return None if not math.isfinite(value) else value if digits is None else float(f"{value:.{digits}g}")
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:

@@ -417,6 +417,21 @@ class SpikesSection(Section):
     """`skip`: steps in a row that change nothing. The next one is made whatever its norm is."""
 
 
+Quantity = Literal["gradients", "weights", "activations", "attention", "experts"]
+"""Something that a sampled step measures of every layer."""
+
+
+class MetricsSection(Section):
+    """Numbers of every layer, measured in some steps (`layers.jsonl`). Other steps are as they are without it."""
+
+    every_steps: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    """Steps between two that are sampled. 0: none."""
+    of: list[Quantity] = Field(default=["gradients", "weights", "activations", "attention", "experts"])
+    """`gradients`: norm before clipping. `weights`: norm, and that of the update divided by it. `activations`: root mean square of
+    the residual stream behind the layer. `attention`: the largest score of a query and a key that it sees. `experts`: largest and
+    least load over the mean, and the loads' entropy."""
+
+
 class StageSection(Section):
     """Steps of the run that are made otherwise than those before: the keys that a stage states hold until a later one states them
     again. Weights, optimizer states, the place in the data and the counters go through."""
@@ -455,6 +470,7 @@ class RunConfig(Section):
     run: RunSection = RunSection()
     faults: FaultsSection = FaultsSection()
     spikes: SpikesSection = SpikesSection()
+    metrics: MetricsSection = MetricsSection()
     published: PublishedSection = PublishedSection()
     stage: list[StageSection] = Field(default_factory=list)
 

@@ -20,9 +20,10 @@ from fourfold.explore.setup import Malformed
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.run_files import check_files
 from fourfold.results.comparison import compare
+from fourfold.results.record import document
 from fourfold.results.step_timeline import comparison_document
 
-KEYS: Mapping[str, tuple[str, ...]] = {"run": ("first", "last"), "metrics": (), "comparison": ()}
+KEYS: Mapping[str, tuple[str, ...]] = {"run": ("first", "last"), "metrics": (), "layers": (), "comparison": ()}
 """Documents of a run, and what a request for one may state: steps from `first` to `last`."""
 COMPARISON = "comparison"
 _BLOCKS = 16
@@ -54,12 +55,14 @@ class RunAnswers:
         with self._reading:
             feed.refresh(0 if name == "metrics" else _BLOCKS)
             if name == "metrics":
-                document = feed.metrics.table()
+                found = feed.metrics.table()
+            elif name == "layers":
+                found = dict(document(feed.layers.record()))
             else:
-                document = feed.document(body.get("first", 0), body.get("last"))
+                found = feed.document(body.get("first", 0), body.get("last"))
         if not feed.is_prepared and self._preparing.acquire(blocking=False):
             threading.Thread(target=self._prepare, args=(feed,), daemon=True).start()
-        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(found, allow_nan=False, separators=(",", ":")).encode()
 
     def _prepare(self, feed: RunFeed) -> None:
         with contextlib.suppress(UserError):

@@ -18,7 +18,7 @@ from fourfold.report.page_file import NOT_BUILT, is_built, write_page
 from fourfold.results.plan import PlanDocument
 from fourfold.results.prediction import AdviceDocument, EstimateDocument, SimulationDocument
 from fourfold.results.record import json_schema_of, record
-from fourfold.results.run import ComparisonDocument, MetricsDocument, RunDocument
+from fourfold.results.run import ComparisonDocument, LayersDocument, MetricsDocument, RunDocument
 
 
 @record
@@ -86,6 +86,7 @@ SCHEMAS: dict[str, type] = {
     "task": JudgementDocument,
     "run": RunDocument,
     "metrics": MetricsDocument,
+    "layers": LayersDocument,
     "comparison": ComparisonDocument,
     "trace": TraceDocument,
 }

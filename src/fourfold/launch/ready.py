@@ -44,8 +44,8 @@ from fourfold.launch.undecided import require_decided, require_itself, require_t
 from fourfold.launch.warnings import memory_line, warnings_of
 from fourfold.program import memory_peak
 from fourfold.rendezvous.ownership import KEY, NOBODY, Owner, owner_at, owner_in, require_original, require_own
-from fourfold.train.metrics import require_sinks
 from fourfold.train.provenance import ALLOWED
+from fourfold.train.trackers import require_trackers
 
 if TYPE_CHECKING:
     from fourfold.checkpoint import Manifest, WeightFolder
@@ -280,7 +280,7 @@ def prepare_run(
     course = course_of(config)
     for each in course.stages:
         shares_by_step(each.config.data, course.step_after)
-    require_sinks(config.run.log)
+    require_trackers(config.run.log)
     cuda_devices = num_cuda_devices(config)
     if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
         ranks = cuda_devices * (member.count if member is not None else 1)

@@ -53,21 +53,22 @@ class ResolvedRun:
         """The program of every pipeline coordinate in step number `step`, with the checks that are due in it."""
         spec = self.spec_of(kind)
         if kind == "train":
-            spec = spec.at_step(step, self.config.faults)
-        key = kind, spec.checksum, spec.replay
+            spec = spec.at_step(step, self.config.faults, self.config.metrics)
+        key = kind, spec.checksum, spec.replay, spec.sampled
         if key not in self._at_steps:
             self._at_steps[key] = lower_pipeline(spec, kind, None if spec.replay else self.compiled)
         return self._at_steps[key]
 
     @cached_property
-    def _at_steps(self) -> dict[tuple[str, bool, bool], list[Program]]:
+    def _at_steps(self) -> dict[tuple[str, bool, bool, tuple[str, ...]], list[Program]]:
         return {}
 
     def with_checks(self) -> "ResolvedRun":
-        """A copy of the run as if every step made all checks that the run ever makes."""
-        faults = self.config.faults
+        """A copy of the run as if every step made all checks and measurements that the run ever makes."""
+        faults, metrics = self.config.faults, self.config.metrics
         checksum, replay = faults.checksum_every_steps > 0, faults.replay_every_steps > 0
-        return replace(self, spec=replace(self.spec, checksum=checksum, replay=replay))
+        sampled = tuple(metrics.of) if metrics.every_steps else ()
+        return replace(self, spec=replace(self.spec, checksum=checksum, replay=replay, sampled=sampled))
 
     def program(self, kind: str, pp_rank: int) -> Program:
         """The list of one pipeline coordinate alone; `kind`: train or evaluate."""

@@ -20,6 +20,7 @@ from fourfold.config.stages import STAGE, Course, Stage, course_of
 from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
+LAYERS = "layers.jsonl"
 _LOCK = ".lock"
 _PLACES = ("directory", "start_from", "copy_to")
 """Keys of `[checkpoint]` that name a place."""
@@ -64,6 +65,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / METRICS
+
+    @property
+    def layers(self) -> Path:
+        """Rows of the steps that measured every layer; not there where none did."""
+        return self.path / LAYERS
 
     @property
     def events(self) -> Path:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from fourfold.config import ModelConfig
-from fourfold.model.recorded_rank import Footprint, Halves, PartsFootprint, RecordedRank
+from fourfold.model.recorded_rank import Footprint, Halves, PartsFootprint, RecordedRank, ScoresFootprint
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Work
@@ -15,11 +15,13 @@ __all__ = [
     "Footprint",
     "Halves",
     "PartsFootprint",
+    "ScoresFootprint",
     "Shape",
     "chunk_tokens",
     "segment_footprint",
     "segment_halves",
     "segment_parts",
+    "segment_scores",
     "weight_gradient_work",
 ]
 
@@ -43,6 +45,11 @@ def segment_parts(
     return _parts_of_kind(segment.layer_type, segment.depth, model, shape, policy)
 
 
+def segment_scores(segment: Segment, model: ModelConfig, shape: Shape) -> ScoresFootprint:
+    """The search for the largest score of a block that attends."""
+    return _scores_of_kind(segment.layer_type, segment.depth, model, shape)
+
+
 def weight_gradient_work(segment: Segment, model: ModelConfig, shape: Shape) -> Work:
     """The work of a block's weight gradients. They see tokens: neither the split of sequences in attention nor recomputation
     changes it."""
@@ -51,7 +58,7 @@ def weight_gradient_work(segment: Segment, model: ModelConfig, shape: Shape) -> 
     return segment_halves(segment, model, local, "none").weight_gradient
 
 
-Recorded = TypeVar("Recorded", Footprint, Halves)
+Recorded = TypeVar("Recorded", Footprint, Halves, ScoresFootprint)
 
 
 @lru_cache(maxsize=512)
@@ -64,6 +71,12 @@ def _of_kind(kind: str, layer_type: int, depth: int, model: ModelConfig, shape: 
 def _halves_of_kind(layer_type: int, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Halves:
     segment = _first("block", layer_type, depth, model)
     return _largest([rank.halves(policy) for rank in _recorded_ranks(segment, model, shape)])
+
+
+@lru_cache(maxsize=512)
+def _scores_of_kind(layer_type: int, depth: int, model: ModelConfig, shape: Shape) -> ScoresFootprint:
+    segment = _first("block", layer_type, depth, model)
+    return _largest([rank.scores() for rank in _recorded_ranks(segment, model, shape)])
 
 
 @lru_cache(maxsize=512)

@@ -167,6 +167,19 @@ class Operations(Protocol):
         """Gradients of q, k and v, as those of `attend_backward`."""
         ...
 
+    def largest_score_(
+        self,
+        into: Array,
+        q: Array,
+        k: Array,
+        causal: bool,
+        scale: float,
+        documents: "Visible | None" = None,
+        window: int | None = None,
+    ) -> None:
+        """Raises `into`, a scalar, to the largest score that `attend` would see; the product is in q's format."""
+        ...
+
     # A person's own block
 
     def run_own(

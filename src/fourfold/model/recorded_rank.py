@@ -6,6 +6,7 @@ from typing import Any
 
 from fourfold.config import ModelConfig
 from fourfold.model.block import block_backward, block_backward_parts, block_forward, block_forward_parts
+from fourfold.model.context.largest import largest_score_
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
@@ -54,6 +55,14 @@ class Halves:
     deferred_bytes: int = 0
     input_workspace_bytes: int = 0
     weight_workspace_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ScoresFootprint:
+    """The search for the largest score in what a block saves."""
+
+    work: Work = NOTHING
+    workspace_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -275,6 +284,17 @@ class RecordedRank:
             input_workspace_bytes=peak - forward.left - output - deferred,
             weight_workspace_bytes=recording.peak - deferred,
         )
+
+    def scores(self) -> ScoresFootprint:
+        """Records the search for the largest score of a block that attends, between its forward and its backward."""
+        layer = self.segment.layer_kind
+        assert layer is not None
+        saved, _ = self._forward(self.hidden(max(1, self.segment.depth)), Saved())
+        recording, into = self.recording, self.ops.outside((), "fp64")
+        before = recording.live
+        recording.begin()
+        largest_score_(into, self.env, layer.mixer, self.batch, saved.part("mixer"))
+        return ScoresFootprint(recording.recorded(), recording.peak - before)
 
     def parts(self, policy: str) -> tuple[PartsFootprint, PartsFootprint]:
         """Records a routed block's forward and backward, each in parts."""

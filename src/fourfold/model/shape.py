@@ -13,6 +13,8 @@ KERNEL_CHUNK_ELEMENTS = 3 * ACCELERATOR_CHUNK_ELEMENTS
 MIN_CHUNK_TOKENS = 128
 CAPPED_ROWS = 128
 """Queries of a block of attention whose scores are capped."""
+SCORE_TILE = 1024
+"""Queries, and keys, of a tile in which the largest score is sought."""
 FULL_TILES, FULL_WAVES = 256, 1024
 """Tokens of full tiles of an accelerator's matmuls; and of as many as give, with the hidden sizes of usual models, a number of
 tiles just below a multiple of 132 multiprocessors."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fourfold.model.shape import SCORE_TILE
 from fourfold.model.visible import Integers, Range, Visible, tiles
 
 Attended = tuple[Tensor, Tensor]
@@ -99,6 +100,34 @@ def attend_backward(
         part = slice(*columns)
         d_k[:, :, part], d_v[:, :, part] = d_k_tile.squeeze(2), d_v_tile.squeeze(2)
     return d_q.to(q.dtype), d_k, d_v
+
+
+def largest_score_(
+    into: Tensor,
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    scale: float,
+    documents: Visible | None = None,
+    window: int | None = None,
+) -> None:
+    """Raises `into`, a scalar in fp64, to the largest score where that is greater: a product and its maximum, nothing of softmax. q
+    [batch, queries, heads, d], k [batch, keys, kv_heads, d]; products are in q's format."""
+    visible = (documents or dense(causal, q.shape[1], k.shape[1])).within(window)
+    interval = interval_on(q, visible)
+    q, k = (flat(x, documents).transpose(1, 2) for x in (q, k))
+    kv_heads = k.shape[1]
+    for rows in tiles((0, visible.queries), SCORE_TILE, visible.queries):
+        queries = q[:, :, slice(*rows)].unflatten(1, (kv_heads, -1)).flatten(2, 3)
+        for columns in tiles(visible.keys_of(rows), SCORE_TILE, visible.keys):
+            scores = queries @ k[:, :, slice(*columns)].mT
+            if not visible.covers(rows, columns):
+                first, last = (ends[slice(*rows)].unsqueeze(-1) for ends in interval)
+                key = torch.arange(*columns, device=scores.device)
+                each = scores.unflatten(2, (-1, rows[1] - rows[0]))
+                each.masked_fill_((key < first) | (key >= last), float("-inf"))
+            torch.maximum(into, scores.amax().to(into.dtype).mul_(scale), out=into)
+            del scores
 
 
 def by_rows(

@@ -13,6 +13,7 @@ from fourfold.model.capped_attention import attend_capped_backward as attend_cap
 from fourfold.model.operations import Item, LossKernels, NormKernels, PointwiseKernels, RecurrenceKernels
 from fourfold.model.own.autograd import run_own as run_own
 from fourfold.model.own.autograd import run_own_backward as run_own_backward
+from fourfold.model.tiled_attention import largest_score_ as largest_score_
 from fourfold.model.torch_attention import attend as attend
 from fourfold.model.torch_attention import attend_backward as attend_backward
 from fourfold.model.torch_grouped import accumulate as accumulate

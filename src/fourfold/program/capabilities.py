@@ -22,13 +22,14 @@ from fourfold.program.overlap import OVERLAP
 from fourfold.program.pattern import Pattern, Step
 from fourfold.program.program import Program
 from fourfold.program.reductions import reduce
+from fourfold.program.sampling import SAMPLING
 from fourfold.program.schedule import Orders
 from fourfold.program.sizes import core_buffer_bytes, core_unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap
 from fourfold.program.view import RankView
 
-CAPABILITIES: tuple[Capability, ...] = (OVERLAP, MUON, OFFLOAD, COMPRESSION, NARROW)
+CAPABILITIES: tuple[Capability, ...] = (OVERLAP, MUON, OFFLOAD, COMPRESSION, NARROW, SAMPLING)
 """In the order in which their passes run."""
 
 
@@ -70,6 +71,7 @@ def buffer_bytes(view: RankView, name: str) -> int:
     for each in CAPABILITIES:
         found = [each.unit_bytes(view.spec, kind, flat)] if each.unit_bytes and flat else []
         found += [each.segment_bytes(view, kind, segment)] if each.segment_bytes and segment else []
+        found += [each.plain_bytes(view, kind)] if each.plain_bytes and not rest else []
         for size in found:
             if size is not None:
                 return size

@@ -61,7 +61,7 @@ class Capability:
 
     Rows: `opcodes`, which lists show behind `after`; `buffers`; `uses`: kinds of its buffers that the core's operations read or
     write. `unit_bytes(spec, kind, flat)` and `segment_bytes(view, kind, segment)`: bytes of a buffer of a unit or a segment, also
-    of the core's kinds where it changes them; None: as without it.
+    of the core's kinds where it changes them; None: as without it. `plain_bytes(view, kind)`: of a buffer of neither.
 
     Passes: `interleave(spec, orders, stages)`: entries that run in turns; None: none do. `into_stages(steps, view)`: puts its
     instructions among computation and transfers; `into_step(steps, view)`: into a full training step.
@@ -84,6 +84,7 @@ class Capability:
     check_planned: Callable[[RunConfig], None] | None = None
     unit_bytes: Callable[[StepSpec, str, FlatLayout], int | None] | None = None
     segment_bytes: Callable[[RankView, str, Segment], int | None] | None = None
+    plain_bytes: Callable[[RankView, str], int | None] | None = None
     interleave: Callable[[StepSpec, Orders, StageMap], Interleaving | None] | None = None
     into_stages: Callable[[list[Step], RankView], list[Step]] | None = None
     into_step: Callable[[list[Step], RankView], list[Step]] | None = None

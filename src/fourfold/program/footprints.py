@@ -5,10 +5,12 @@ from fourfold.model.footprint import (
     Footprint,
     Halves,
     PartsFootprint,
+    ScoresFootprint,
     Shape,
     segment_footprint,
     segment_halves,
     segment_parts,
+    segment_scores,
 )
 from fourfold.model.spec import Segment
 from fourfold.model.work import Work
@@ -53,6 +55,10 @@ class Footprints:
         if found is None:
             found = self._parts[key] = segment_parts(segment, self._model, self._shape, policy)
         return found
+
+    def scores(self, segment: Segment) -> ScoresFootprint:
+        """The search for the largest score of a block that attends, which no recompute policy changes."""
+        return segment_scores(segment, self._model, self._shape)
 
     def work(self, segment: Segment, policy: str, op: Op) -> Work:
         """The work of one computing instruction; a recomputed forward repeats the forward's."""

@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 
 from fourfold.config import DTYPE_BYTES, ModelConfig
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
-from fourfold.config.schema import FaultsSection
+from fourfold.config.schema import FaultsSection, MetricsSection
 from fourfold.layout import Layout
 from fourfold.model.footprint import Shape
 from fourfold.model.low_precision import GemmRecipe
@@ -22,6 +22,7 @@ class StepSpec:
     """The model, the layout, the number formats and how reductions travel; the same on every rank (`resolve_step` makes it).
 
     `checksum`, `replay`: whether the step compares replicas, and computes a microbatch of every segment twice.
+    `sampled`: what the step measures of every layer, none in most steps.
     `settings`: what capabilities keep of the run file, a record each (`setting`).
     `transport`: `exchange` (gloo: shards are sent straight to their owners, who sum them) or `native` (NCCL's own reductions).
     """
@@ -36,6 +37,7 @@ class StepSpec:
     optimizer: OptimizerSpec = AdamWSection.spec
     checksum: bool = False
     replay: bool = False
+    sampled: tuple[str, ...] = ()
     recipe: GemmRecipe | None = None
     settings: tuple[object, ...] = ()
 
@@ -43,13 +45,16 @@ class StepSpec:
         """A capability's record of this kind; None where the run has not that capability."""
         return next((each for each in self.settings if isinstance(each, kind)), None)
 
-    def at_step(self, step: int, faults: FaultsSection) -> "StepSpec":
-        """The step with the checks that are due in step number `step`, from 0."""
+    def at_step(self, step: int, faults: FaultsSection, metrics: MetricsSection | None = None) -> "StepSpec":
+        """The step with the checks, and the measurements, that are due in step number `step`, from 0."""
 
         def due(every: int) -> bool:
             return every > 0 and (step + 1) % every == 0
 
-        return replace(self, checksum=due(faults.checksum_every_steps), replay=due(faults.replay_every_steps))
+        sampled = tuple(metrics.of) if metrics is not None and due(metrics.every_steps) else ()
+        return replace(
+            self, checksum=due(faults.checksum_every_steps), replay=due(faults.replay_every_steps), sampled=sampled
+        )
 
     @property
     def flops_per_received_byte(self) -> int:

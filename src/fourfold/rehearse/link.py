@@ -45,7 +45,7 @@ class RehearsedLink:
         self._equal_parts("reduce_scatter", full, shard)
         return self._start("reduce_scatter", [full], [shard])
 
-    def all_reduce(self, full: Tensor) -> StartedCall:
+    def all_reduce(self, full: Tensor, largest: bool = False) -> StartedCall:
         return self._start("all_reduce", [], [full])
 
     def all_to_all(

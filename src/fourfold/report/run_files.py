@@ -10,7 +10,7 @@ from typing import Any
 from fourfold.config import UserError
 from fourfold.config.json_lines import Follower
 from fourfold.config.run_rows import clean_row
-from fourfold.launch.run_folder import DATA_FILE, EVENTS, METRICS, RUN_FILE, RunFolder
+from fourfold.launch.run_folder import DATA_FILE, EVENTS, LAYERS, METRICS, RUN_FILE, RunFolder
 from fourfold.report.step_metrics import MOST_POINTS, Rows, StepCurve, StepMetrics
 from fourfold.results.goodput import Launches
 from fourfold.runtime.progress import FILES
@@ -18,7 +18,7 @@ from fourfold.simulate.paused_garbage_collection import without_collection
 from fourfold.train.measured import FOLDER
 
 _SMALL, _LARGE = 64 * 2**20, 4 * 2**30
-_MOST_BYTES = {RUN_FILE: _SMALL, DATA_FILE: _SMALL, METRICS: _LARGE, EVENTS: _LARGE}
+_MOST_BYTES = {RUN_FILE: _SMALL, DATA_FILE: _SMALL, METRICS: _LARGE, EVENTS: _LARGE, LAYERS: _LARGE}
 
 
 def check_files(folder: Path) -> None:

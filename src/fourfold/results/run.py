@@ -70,7 +70,8 @@ class RankPlace:
 @record
 class RunDocument:
     """A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured.
-    `history`: what the run went through, of `num_history` events the first and the newest."""
+    `history`: what the run went through, of `num_history` events the first and the newest. `num_samples`: steps that measured every
+    layer."""
 
     name: str
     folder: str
@@ -93,6 +94,7 @@ class RunDocument:
     ranks: list[RankPlace]
     num_ranks: int
     notes: list[str]
+    num_samples: int
 
 
 @record
@@ -103,6 +105,17 @@ class MetricsDocument:
     steps: list[int]
     columns: dict[str, list[float | None]]
     num_steps: int
+
+
+@record
+class LayersDocument:
+    """Numbers of every segment at the sampled steps. `values`: by quantity, for each segment a number a bin of steps, null where it
+    has none; `steps`: the last one of each bin; `num_samples`: sampled steps, of which a bin holds the most, or the least."""
+
+    segments: list[str]
+    steps: list[int]
+    num_samples: int
+    values: dict[str, list[list[float | None]]]
 
 
 @record

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fourfold.program.instruction import Opcode
-from fourfold.runtime import compression, muon, overlap
+from fourfold.runtime import compression, muon, overlap, sampling
 from fourfold.runtime.offload import copies
 from fourfold.runtime.step_state import Handler, Handlers, StepState
 
@@ -12,6 +12,7 @@ HANDLERS: tuple[Callable[[StepState, Handlers], Handlers], ...] = (
     muon.handlers,
     copies.handlers,
     compression.handlers,
+    sampling.handlers,
 )
 """Each gives the handlers of its operations on one rank, and others for the core's where these do more; `core`: those so far."""
 

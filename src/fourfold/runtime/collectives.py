@@ -71,9 +71,9 @@ class AxisGroup:
         `into` may be that part of `full` itself (then it is the sum)."""
         return Handle(self.reduce_scatter_phases(full, staging, into, first))
 
-    def all_reduce(self, full: Tensor) -> Handle:
-        """Sums `full` over the group in place."""
-        return Handle(self.all_reduce_phases(full))
+    def all_reduce(self, full: Tensor, largest: bool = False) -> Handle:
+        """Sums `full` over the group in place, or takes the largest."""
+        return Handle(self.all_reduce_phases(full, largest))
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
         """Sends to the rank at index `peer`."""
@@ -153,10 +153,10 @@ class AxisGroup:
         for part in received:
             into.add_(part)
 
-    def all_reduce_phases(self, full: Tensor) -> Phases:
+    def all_reduce_phases(self, full: Tensor, largest: bool = False) -> Phases:
         """`all_reduce`, as a part of a collective of several phases."""
         self._count("all_reduce", full)
-        yield [self.link.all_reduce(full)]
+        yield [self.link.all_reduce(full, largest)]
 
     def all_to_all_phases(
         self,

@@ -24,7 +24,7 @@ class Link(Protocol):
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Pending: ...
     def reduce_scatter(self, shard: Tensor, full: Tensor) -> Pending: ...
-    def all_reduce(self, full: Tensor) -> Pending: ...
+    def all_reduce(self, full: Tensor, largest: bool = False) -> Pending: ...
     def all_to_all(
         self, received: Tensor, sent: Tensor, rows_in: list[int] | None, rows_out: list[int] | None
     ) -> Pending: ...
@@ -71,8 +71,9 @@ class TorchLink:
         function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return function(shard, full, group=self.process_group, async_op=True)
 
-    def all_reduce(self, full: Tensor) -> Any:
-        return dist.all_reduce(full, group=self.process_group, async_op=True)
+    def all_reduce(self, full: Tensor, largest: bool = False) -> Any:
+        how = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        return dist.all_reduce(full, how, group=self.process_group, async_op=True)
 
     def all_to_all(self, received: Tensor, sent: Tensor, rows_in: list[int] | None, rows_out: list[int] | None) -> Any:
         return dist.all_to_all_single(received, sent, rows_in, rows_out, group=self.process_group, async_op=True)

@@ -19,25 +19,35 @@ class GradientNorm:
 
     def __init__(self, view: RankView, units: Mapping[str, Unit], rank: int, device: torch.device) -> None:
         self._device = device
-        self._parts: list[tuple[Unit, list[tuple[int, int]]]] = []
-        for name, unit in units.items():
-            if is_counted(view, name, rank):
-                self._parts.append((unit, _counted_ranges(unit, view.spec.layout.coordinates(rank))))
+        shared = SharedOnce(view, units, rank)
+        self._parts = [(unit, ranges) for name, unit in units.items() if (ranges := shared.ranges(name))]
 
     def sum_of_squares(self) -> Tensor:
         """The squared norm of the reduced gradients, a scalar in fp64."""
-        squares = [
-            _squared_norm(unit.grad_shard[start:end])
-            for unit, ranges in self._parts
-            for start, end in ranges
-            if start < end
-        ]
+        squares = [squared_norm(unit.grad_shard[start:end]) for unit, ranges in self._parts for start, end in ranges]
         if not squares:
             return torch.zeros((), dtype=torch.float64, device=self._device)
         return torch.stack(squares).sum()
 
 
-def _squared_norm(gradient: Tensor) -> Tensor:
+class SharedOnce:
+    """The ranges of this rank's shards that count, of elements that several ranks hold: those of the first rank in a group of
+    `norm_axes`."""
+
+    def __init__(self, view: RankView, units: Mapping[str, Unit], rank: int) -> None:
+        place = view.spec.layout.coordinates(rank)
+        self._ranges = {
+            name: [each for each in _counted_ranges(unit, place) if each[0] < each[1]]
+            for name, unit in units.items()
+            if is_counted(view, name, rank)
+        }
+
+    def ranges(self, unit: str) -> list[tuple[int, int]]:
+        """(start, end) in elements of the unit's shard."""
+        return self._ranges.get(unit, [])
+
+
+def squared_norm(gradient: Tensor) -> Tensor:
     """The squared norm of a flat tensor, a scalar in fp64. Rows first: one fp32 sum over millions of elements is off by 1e-4."""
     dtype = torch.float32 if gradient.dtype == torch.bfloat16 else gradient.dtype
     rows_end = gradient.numel() // _ROW * _ROW

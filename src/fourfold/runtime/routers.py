@@ -27,7 +27,8 @@ class Routers:
         layout = view.spec.layout
         self.sequences = layout.data_degree * layout.num_microbatches * layout.microbatch_sequences
         self.imbalance: Tensor | None = None
-        self._summed: dict[str, Tensor] = {}
+        self.loads: dict[str, Tensor] = {}
+        """Tokens of the last step, of all ranks, that chose each expert, [experts]; of all routers of the model, by segment."""
 
     def balancing(self, segment: str, loss: Tensor) -> Balancing:
         """The balancing state of a block's router. `loss`: the step's recorded losses, whose second and third are the routers'."""
@@ -50,7 +51,7 @@ class Routers:
         for group in groups:
             group.all_reduce(loads).wait()
         self.imbalance = (loads.amax(1) / loads.mean(1).clamp(min=1e-30)).max()
-        self._summed = dict(zip(names, loads, strict=True))
+        self.loads = dict(zip(names, loads, strict=True))
         for load in self._loads.values():
             load.zero_()
 
@@ -58,7 +59,7 @@ class Routers:
         """Moves the biases by the loads of the step that has ended. One that is skipped does not call it: all stands still."""
         speed = self._view.spec.model.balance_bias_speed
         for name, bias in self.biases.items() if speed else ():
-            update_bias(bias, self._summed[name], speed)
+            update_bias(bias, self.loads[name], speed)
 
 
 def update_bias(bias: Tensor, counts: Tensor, speed: float) -> None:

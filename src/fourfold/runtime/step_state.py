@@ -18,6 +18,7 @@ from fourfold.runtime.first_bad_tensor import OwnGradients
 from fourfold.runtime.numbers import StepNumbers
 from fourfold.runtime.offload.host_link import HostLink
 from fourfold.runtime.optimizer import DeviceClip
+from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 
 Handler = Callable[[Instruction], None]
@@ -35,6 +36,7 @@ class StepState:
     optimizer: OptimizerSection
     link: HostLink
     compute: SegmentRunner
+    routers: Routers
     numbers: StepNumbers
     live: dict[str, Any]
     handles: dict[str, Handle]
@@ -43,6 +45,8 @@ class StepState:
     own_gradients: OwnGradients | None
     updates: int
     """Optimizer updates made so far; skipped steps do not count."""
+    samples: Any
+    """The table of a sampled step (`runtime.sampling.Samples`)."""
     largest_norm: float
     """The gradient norm beyond which a step changes nothing."""
     _side: Side | None

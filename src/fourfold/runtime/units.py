@@ -69,6 +69,11 @@ class Unit:
         """The role of `master`."""
         return REMAINDER if self.in_halves else MASTER
 
+    @property
+    def numbers(self) -> Tensor:
+        """The master weights [shard] in the format of the arithmetic; in halves, a copy."""
+        return halves.join(self.shard, self.master) if self.in_halves else self.master
+
     def copy_master(self) -> None:
         """Copies the master weights on the device to the shard of parameters; in halves they are there already."""
         if self.master is not self.shard and not self.in_halves:

@@ -1,8 +1,8 @@
-"""The price of what guards a run, checks for silent corruption and copies to memory, as shares of its time."""
+"""The price of what guards and measures a run, beside its steps: checks, copies to memory, sampled steps, as shares of its time."""
 
 from dataclasses import dataclass, replace
 
-from fourfold.config.schema import FaultsSection
+from fourfold.config.schema import FaultsSection, MetricsSection
 from fourfold.program.capabilities import unit_bytes
 from fourfold.program.replicas import checksum_instruction
 from fourfold.program.spec import StepSpec
@@ -24,10 +24,14 @@ class CheckPrice:
 
 
 def check_prices(
-    step: StepPrediction, spec: StepSpec, faults: FaultsSection, memory_every_steps: int = 0
+    step: StepPrediction,
+    spec: StepSpec,
+    faults: FaultsSection,
+    memory_every_steps: int = 0,
+    metrics: MetricsSection | None = None,
 ) -> list[CheckPrice]:
-    """The checks of a run whose step `spec` is predicted; none of other software than fourfold's own, or that take no time.
-    `memory_every_steps`: steps between two copies to memory; 0: none."""
+    """The checks and measurements of a run whose step `spec` is predicted; none of other software than fourfold's own, or that take
+    no time. `memory_every_steps`: steps between two copies to memory; 0: none."""
     prices, total = step.simulation.prices, step.seconds
     if prices.software.name != OWN_SOFTWARE:
         return []
@@ -42,6 +46,10 @@ def check_prices(
         again, every = predict_step(replace(spec, replay=True), prices), faults.replay_every_steps
         seconds, more = again.seconds - total, max(again.device_bytes) - max(step.device_bytes)
         found.append(CheckPrice("replay", seconds, every, seconds / every / total, max(0, more)))
+    if metrics is not None and metrics.every_steps:
+        sampled, every = predict_step(replace(spec, sampled=tuple(metrics.of)), prices), metrics.every_steps
+        seconds, more = sampled.seconds - total, max(sampled.device_bytes) - max(step.device_bytes)
+        found.append(CheckPrice("numbers of every layer", seconds, every, seconds / every / total, max(0, more)))
     if memory_every_steps:
         seconds = _copy_seconds(step, spec, memory_every_steps)
         found.append(CheckPrice("copies to memory", seconds, memory_every_steps, seconds / memory_every_steps / total))

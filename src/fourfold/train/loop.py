@@ -130,6 +130,8 @@ class Training(RankStart):
                 _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, **named, seconds=took)
             if rank == 0 and log is not None:
                 log.step(finite(values))
+                if self.sample is not None:
+                    log.layers(self.step - 1, self.sample)
             if diverged:
                 self._newest_saved(log)
                 raise self._diverged(lr)
@@ -198,14 +200,21 @@ class Training(RankStart):
         feed = self.ahead.take(self.step)
         ran = self.programs.at(self.step)
         program = ran.program
+        self.sample = None
         self.executor.largest_norm = self.spikes.largest_norm()
         self.executor.routers.sequences = self.course.batch_at(self.step).sequences
         self.board.enter(TRAINING, self.step, program)
         try:
-            if self._tracks_memory and self.peak_bytes is None and ran.spec.layout == self.spec.layout:
+            if (
+                self._tracks_memory
+                and self.peak_bytes is None
+                and not ran.spec.sampled
+                and ran.spec.layout == self.spec.layout
+            ):
                 return self._tracked_step(program, feed, lr)
             observer = observer or self.sums.before_update(self.step)
             plain = observer is None and program is self.program
+            self.executor.samples.begin(ran.spec)
             if plain and self.config.run.cuda_graphs:
                 result = self.graph.run(feed, lr)
             else:
@@ -214,6 +223,8 @@ class Training(RankStart):
                 result = self.executor.run(program, feed, lr, self.clock if plain else observer)
         except StepFailure as error:
             raise self._explain(error, program) from error
+        if ran.spec.sampled:
+            self.sample = self.executor.samples.read()
         if self.context.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.context.device)
         return result

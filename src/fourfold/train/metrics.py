@@ -1,28 +1,22 @@
-"""Metrics of a run: one JSON object a step, one an event, and optional trackers behind one small interface."""
+"""Metrics of a run: one JSON object a step, one a sampled step, one an event; and the trackers that get the numbers too."""
 
-import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from fourfold.config import RunConfig, UserError
-from fourfold.config.errors import error_text
-from fourfold.config.json_lines import JsonLines, json_object, lines_from_end
+from fourfold.config import RunConfig
+from fourfold.config.json_lines import JsonLines, finite, json_object, lines_from_end
+from fourfold.runtime.sampling import LayerSample
+from fourfold.train.trackers import flat_numbers, layer_numbers, open_trackers
 
-EVENTS = "events.jsonl"
+METRICS, LAYERS, EVENTS = "metrics.jsonl", "layers.jsonl", "events.jsonl"
+_LAYER_DIGITS = 6
+"""Digits of a layer's number: a row has many."""
 _DAMAGED_BYTES = 2**22
 """Bytes at the end of a file in which lines may be damaged since the launch before, which looked at those before them."""
-
-
-class MetricsSink(Protocol):
-    """Where numbers go."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def append_event(out: Path, name: str, **values: Any) -> None:
@@ -69,86 +63,46 @@ def _write_again(path: Path, begin: int, lines: list[bytes]) -> None:
 
 
 class RunLog:
-    """Rank 0's record: `metrics.jsonl`, `events.jsonl`, and the sinks that the run file asks for."""
+    """Rank 0's record: `metrics.jsonl`, `layers.jsonl` where steps are sampled, `events.jsonl`, and the trackers that the run file
+    asks for."""
 
     def __init__(self, out: Path, config: RunConfig, start_step: int) -> None:
-        truncate_after(out / "metrics.jsonl", start_step)
-        self._metrics = JsonLines(out / "metrics.jsonl")
+        truncate_after(out / METRICS, start_step)
+        truncate_after(out / LAYERS, start_step)
+        self._metrics = JsonLines(out / METRICS)
+        self._layers = JsonLines(out / LAYERS) if config.metrics.every_steps else None
         self._events = JsonLines(out / EVENTS)
-        self._sinks: Sequence[MetricsSink] = [_SINKS[name](out, config) for name in config.run.log]
+        self._trackers = open_trackers(config.run.log, out, config)
 
     def step(self, values: Mapping[str, Any]) -> None:
         self._metrics.append(values)
-        numbers = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and k != "step"}
-        for axes, size in values["comm_bytes"].items():
-            numbers[f"comm_bytes/{axes}"] = float(size)
-        for name, loss in values.get("validation_losses", {}).items():
-            numbers[f"validation_loss/{name}"] = float("nan") if loss is None else float(loss)
-        for sink in self._sinks:
-            sink.log(values["step"], numbers)
+        self._track(values["step"], flat_numbers(values))
+
+    def layers(self, step: int, sample: LayerSample) -> None:
+        """The numbers that step number `step` has measured."""
+        row = finite({"step": step, "segments": sample.segments, **sample.values}, _LAYER_DIGITS)
+        if self._layers is not None:
+            self._layers.append(row)
+            self._track(step, layer_numbers(row))
 
     def event(self, name: str, **values: Any) -> None:
         self._events.append({"time": time.time(), "event": name, **values})
 
     def close(self) -> None:
-        for sink in self._sinks:
-            try:
-                sink.close()
-            except Exception as error:  # a tracker that does not answer any more is no failure of the run
-                self.event("log_failed", message=f"{type(sink).__name__.strip('_')}: {error_text(error)}")
-        self._metrics.close()
-        self._events.close()
+        for tracker in self._trackers:
+            tracker.close()
+        self._tell_failures()
+        for file in (self._metrics, self._layers, self._events):
+            if file is not None:
+                file.close()
 
+    def _track(self, step: int, numbers: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+        self._tell_failures()
 
-def require_sinks(names: Sequence[str]) -> None:
-    """Raises `UserError` for a tracker in `run.log` whose library is not installed."""
-    for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(
-                f"run.log = {list(names)!r} names {name!r}, which is not installed; pip install 'fourfold[{name}]', or leave it out"
-            )
-
-
-class _TensorBoard:
-    def __init__(self, out: Path, config: RunConfig) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(out / "tensorboard"))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        for key, value in values.items():
-            self._writer.add_scalar(key, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _WeightsAndBiases:
-    def __init__(self, out: Path, config: RunConfig) -> None:
-        import wandb
-
-        self._run = wandb.init(project="fourfold", name=out.name, dir=str(out), config=config.model_dump(mode="json"))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _MLflow:
-    def __init__(self, out: Path, config: RunConfig) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        mlflow.set_experiment("fourfold")
-        mlflow.start_run(run_name=out.name)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        self._mlflow.end_run()
-
-
-_SINKS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases, "mlflow": _MLflow}
+    def _tell_failures(self) -> None:
+        """A tracker that fails is no failure of the run."""
+        for tracker in self._trackers:
+            if (failure := tracker.failure()) is not None:
+                self.event("log_failed", message=failure)

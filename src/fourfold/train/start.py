@@ -24,6 +24,7 @@ from fourfold.runtime.clock import StepClock
 from fourfold.runtime.device_progress import open_board
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.graph import StepGraph, capture_cuda, check_graphs
+from fourfold.runtime.sampling import LayerSample
 from fourfold.runtime.units import FillShard, build_units, share_parameters
 from fourfold.train import state
 from fourfold.train.batches_ahead import BatchesAhead
@@ -60,7 +61,7 @@ class RankStart:
         check_kernels(self.spec.recipe, context.device)
         layout = self.spec.layout
         self.view = rank_view(self.spec, layout.coordinates(context.rank)["pp"])
-        self.programs = StepPrograms(self.view, self.config.faults, lambda step: self.course.batch_at(step).sequences)
+        self.programs = StepPrograms(self.view, self.config, lambda step: self.course.batch_at(step).sequences)
         self.program = self.programs.plain.program
         self.steps = self.stage.end
         self.tables = feed_tables(self.spec, context.device)
@@ -146,6 +147,7 @@ class RankStart:
         self._last_save = context.barrier("last save", self.board.record)
         self.sums = StateSums(self.config, self.steps, self.units, context.rank)
         self.peak_bytes: int | None = None
+        self.sample: LayerSample | None = None
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device, events=self.progress.events)
         self._tracks_memory = self.config.run.track_memory and context.device.type == "cpu"

@@ -59,16 +59,7 @@ def attend_forward(
     key = (*sizes, window, chunk)
     if key not in made:
         made[key] = Documents(*sizes, document_lengths, ranks, placement, window, chunk)
-    documents = made[key]
-    if ring is None:
-        out, lse = local_forward(env, parts, documents, saved, scores)
-    elif halo.takes(documents):
-        out, lse = halo.halo_forward(env, parts, ring, documents, saved, scores)
-        saved.keep(halo=True)
-    elif context.gather:
-        out, lse = gather_forward(env, parts, ring, documents, saved, scores)
-    else:
-        out, lse = ring_forward(env, parts, ring, documents, saved, scores)
+    out, lse = attend_pieces(env, parts, context, made[key], saved, scores)
     if sink is not None:
         sinks.apply_(env.ops, out, lse, sinks.own_heads(sink.data, context.ulysses))
     del lse
@@ -78,6 +69,22 @@ def attend_forward(
     given = [out.view(*out.shape[:2], -1)]
     del out
     return heads_to_sequence(env, given, context.ulysses)
+
+
+def attend_pieces(
+    env: Environment, parts: list[Array], context: ContextParallel, documents: Documents, saved: Saved, scores: Scores
+) -> tuple[Array, Array]:
+    """Output [batch, seq_local, heads, value_dim] and log-sum-exp [batch, seq_local, heads] of q, k and v, taken out of the list.
+    Heads are those that this rank has after an exchange."""
+    ring = context.ring
+    if ring is None:
+        return local_forward(env, parts, documents, saved, scores)
+    if halo.takes(documents):
+        saved.keep(halo=True)
+        return halo.halo_forward(env, parts, ring, documents, saved, scores)
+    if context.gather:
+        return gather_forward(env, parts, ring, documents, saved, scores)
+    return ring_forward(env, parts, ring, documents, saved, scores)
 
 
 def attend_backward(env: Environment, given: list[Array], saved: Saved, sink: Weight | None = None) -> list[Array]:

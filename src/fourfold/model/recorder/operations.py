@@ -14,7 +14,8 @@ from fourfold.model.recorder.capped_attention import capped_backward, capped_for
 from fourfold.model.recorder.kernels import RecordedLosses, RecordedNorms, RecordedPointwise, RecordedRecurrence
 from fourfold.model.recorder.recording import Recording, Region, Storage
 from fourfold.model.recorder.shape_tensor import FORMAT_BYTES, ShapeTensor
-from fourfold.model.work import Attention, ElementwisePart
+from fourfold.model.shape import SCORE_TILE
+from fourfold.model.work import Attention, Elementwise, ElementwisePart
 from fourfold.model.work import Item as WorkItem
 
 if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
@@ -175,6 +176,33 @@ class RecorderOperations:
         for tensor in (grad, q, k, v, out, lse):
             tensor.storage.read = self.recording.passes
         return capped_backward(self.make, q, k, v, causal, self.accumulation_dtype(q))
+
+    def largest_score_(
+        self,
+        into: ShapeTensor,
+        q: ShapeTensor,
+        k: ShapeTensor,
+        causal: bool,
+        scale: float,
+        documents: "Visible | None" = None,
+        window: int | None = None,
+    ) -> None:
+        """A product of all queries with the half of the keys that they see, of which a tile is there at a time and read once."""
+        batch, queries, heads, width = q.shape
+        keys = k.shape[1]
+        together = 1 if documents is not None else batch
+        rows, columns = min(SCORE_TILE, batch * queries // together), min(SCORE_TILE, batch * keys // together)
+        tiles = [
+            self.make((together, heads, rows, width), q.dtype),
+            self.make((together, k.shape[2], columns, width), q.dtype),
+        ]
+        tiles.append(self.make((together, heads, rows, columns), q.dtype))
+        tiles += [self.make((rows, columns), "bool") for _ in range(2 * causal)]
+        seen = min(window or keys, -(-keys // 2) if causal else keys)
+        self.recording.matmuls(batch * heads, queries, seen, width)
+        size = batch * heads * queries * seen * FORMAT_BYTES[q.dtype]
+        self.recording.work.append(Elementwise(size, size))
+        del tiles
 
     def _attend(
         self,

@@ -440,6 +440,14 @@ export interface LayerDocument {
   kept_bytes: number;
 }
 
+/** Numbers of every segment at the sampled steps. `values`: by quantity, for each segment a number a bin of steps, null where it has none; `steps`: the last one of each bin; `num_samples`: sampled steps, of which a bin holds the most, or the least. */
+export interface LayersDocument {
+  segments: string[];
+  steps: number[];
+  num_samples: number;
+  values: Record<string, ((number | null)[])[]>;
+}
+
 /** A layout by the run file's keys. `recompute` and `offload` are lists where blocks differ. */
 export interface LayoutDocument {
   pp: number;
@@ -798,7 +806,7 @@ export interface RooflineDocument {
   attention: AttentionSize | null;
 }
 
-/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. `history`: what the run went through, of `num_history` events the first and the newest. */
+/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. `history`: what the run went through, of `num_history` events the first and the newest. `num_samples`: steps that measured every layer. */
 export interface RunDocument {
   name: string;
   folder: string;
@@ -821,6 +829,7 @@ export interface RunDocument {
   ranks: RankPlace[];
   num_ranks: number;
   notes: string[];
+  num_samples: number;
 }
 
 /** Seconds between failures, of a save, of a restart; intervals between saves; the goodput to expect of the best. */
@@ -1128,6 +1137,7 @@ export interface Documents {
   task: JudgementDocument;
   run: RunDocument;
   metrics: MetricsDocument;
+  layers: LayersDocument;
   comparison: ComparisonDocument;
   trace: TraceDocument;
 }

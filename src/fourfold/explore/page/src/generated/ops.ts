@@ -37,6 +37,11 @@ export const ops: readonly { letter: string; phase: string | null; colour: strin
   {"letter": "Q", "phase": null, "colour": null},
   {"letter": "U", "phase": "optimizer", "colour": "U"},
   {"letter": "P", "phase": null, "colour": null},
+  {"letter": "V>", "phase": null, "colour": null},
+  {"letter": "V*", "phase": null, "colour": null},
+  {"letter": "V-", "phase": null, "colour": null},
+  {"letter": "V+", "phase": null, "colour": null},
+  {"letter": "V", "phase": null, "colour": null},
   {"letter": "wait", "phase": null, "colour": null},
 ];
 export const times = ["F", "I", "W", "transfer"] as const;

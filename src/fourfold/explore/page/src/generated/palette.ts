@@ -102,7 +102,9 @@ export const palette = {
         "direction",
         "matrices",
         "home",
-        "homes"
+        "homes",
+        "before",
+        "samples"
       ]
     },
     "software": {
