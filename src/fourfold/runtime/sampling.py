@@ -90,7 +90,7 @@ class Samples:
                 for start, end in ranges:
                     row.add_(squared_norm(tensor[start:end]))
         if "update" in rows:
-            self._state.live[step.writes[0]] = unit.numbers.clone() if not unit.in_halves else unit.numbers
+            self._state.live[step.writes[0]] = unit.numbers if unit.in_halves else unit.numbers.clone()
 
     def update(self, step: Instruction) -> None:
         """Behind the update, with the weights from before."""
