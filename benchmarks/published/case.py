@@ -109,9 +109,7 @@ class PublishedCase:
     file: str
     source: str
     software: str
-    """The software profile."""
-    trainer: str
-    """Framework, platform and year: what its profile is a family of."""
+    """The software profile: framework, platform and year."""
     model_name: str
     model: ModelConfig
     vocab_size: int
