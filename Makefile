@@ -8,12 +8,13 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train explore page page-types page-check test test-rest test-benchmarks test-all tests-of test-faults test-slurm test-exports lint docs wheel benchmark clean help
+.PHONY: train explore page site page-types page-check test test-rest test-benchmarks test-all tests-of test-faults test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (some four minutes on two cores)"
 	@echo "make explore    the page on which to change a layout and see memory, time and communication"
 	@echo "make page       build that page anew after a change of its sources (takes Node.js, or installs it); make page-check: compare, and check"
+	@echo "make site       the page as a static site in docs/_build/page, with the planner in the browser"
 	@echo "make test       every law, on a cover of its cases, on $(WORKERS) processes"
 	@echo "make tests-of FILE  the tests that execute a file of src, those that execute much of it first"
 	@echo "make test-rest  the other cases, larger shapes, real kills; make test-benchmarks: published rows, benchmarks/"
@@ -34,6 +35,9 @@ explore: $(VENV)/ready
 
 page: $(VENV)/page-ready
 	$(BIN)/python -m tools.build_page
+
+site: $(VENV)/page-ready
+	$(BIN)/python -m tools.build_site $(ARGS)
 
 page-check: $(VENV)/test-ready $(VENV)/page-ready $(VENV)/browser-ready
 	$(BIN)/python -m tools.build_page check

@@ -24,6 +24,7 @@ from setuptools import build_meta
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "src/fourfold/explore/page"
 DIST = PAGE.parent / "dist"
+MODULES = PAGE / "node_modules"
 SOURCES = "sources.sha256"
 """The file of the built page that holds the digest of what it was built from: whether it is stale is known without Node.js."""
 GLOSSARY = ROOT / "docs/glossary.md"
@@ -91,21 +92,34 @@ def is_stale() -> bool:
 
 def _make(folder: Path, checks: Iterable[tuple[str, ...]] = ()) -> None:
     """Builds the page into a folder, then runs the checks."""
-    npm, environment = _npm()
-    lock, installed = PAGE / "package-lock.json", PAGE / "node_modules/.package-lock.json"
-    commands = [(*command, "--", "--outDir", str(folder)) for command in _BUILDS]
-    if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
-        commands.insert(0, ("ci", "--no-audit", "--no-fund"))
-    for command in (*commands, *checks):
-        print("+ npm", *command, flush=True)
-        done = subprocess.run([*npm, *command], cwd=PAGE, env=environment, text=True, capture_output=True)
-        if done.returncode:
-            raise SystemExit(
-                f"{done.stdout}{done.stderr}\nthe page is not built: `npm {' '.join(command)}` failed in {PAGE}"
-            )
-    if installed.is_file():
-        os.utime(installed)
+    install_packages()
+    for command in (*((*command, "--", "--outDir", str(folder)) for command in _BUILDS), *checks):
+        _run(command)
     (folder / SOURCES).write_text(f"{sources_digest()}\n")
+
+
+def install_packages() -> None:
+    """Installs what package-lock.json pins, unless it is there. Raises `SystemExit`."""
+    lock, installed = PAGE / "package-lock.json", MODULES / ".package-lock.json"
+    if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
+        _run(("ci", "--no-audit", "--no-fund"))
+        os.utime(installed)
+
+
+def _run(command: tuple[str, ...]) -> None:
+    npm, environment = _npm()
+    print("+ npm", *command, flush=True)
+    done = subprocess.run([*npm, *command], cwd=PAGE, env=environment, text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(
+            f"{done.stdout}{done.stderr}\nthe page is not built: `npm {' '.join(command)}` failed in {PAGE}"
+        )
+
+
+def node_command() -> list[str]:
+    """The command that starts Node.js."""
+    npm, _ = _npm()
+    return npm[:1] if len(npm) > 1 else ["node"]
 
 
 def _npm() -> tuple[list[str], dict[str, str]]:

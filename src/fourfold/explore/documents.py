@@ -26,7 +26,6 @@ from fourfold.explore.collective import collective_document
 from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document, priced_setup
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document, trace_document
 from fourfold.explore.roofline import roofline_document
-from fourfold.explore.run import run_comparison
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.tasks.document import judged, tasks_document
 from fourfold.explore.tasks.task import task_named
@@ -179,6 +178,8 @@ def task(body: Body, report: Report) -> dict[str, Any]:
 
 def comparison(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold report --json` of the run that the command line named: the server states its folder, never a request."""
+    from fourfold.explore.run import run_comparison  # it takes what reads folders and starts processes
+
     return run_comparison(Path(body["folder"]))
 
 

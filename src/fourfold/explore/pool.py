@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fourfold.config import RunFailure, UserError
+from fourfold.explore.refusals import as_fault
 from fourfold.explore.setup import Malformed
 from fourfold.plain_text import PlainStream
 
@@ -174,5 +175,5 @@ def _serve(pipe: Connection) -> None:
                 answer = (_MALFORMED if isinstance(error, Malformed) else _REFUSED) + str(error).encode()
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                answer = _BROKEN + f"{type(error).__name__}: {error!s:.200}".encode()
+                answer = _BROKEN + str(as_fault(error)).encode()
             pipe.send_bytes(answer)

@@ -16,11 +16,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from fourfold.config import RunFailure, UserError
+from fourfold.config import UserError
 from fourfold.explore.connections import BoundedProtocol
 from fourfold.explore.documents import DOCUMENTS
 from fourfold.explore.guard import Guard, new_token
 from fourfold.explore.pool import Superseded, WorkerPool
+from fourfold.explore.refusals import REFUSED, refusal_of
 from fourfold.explore.run import KEYS, RunAnswers
 from fourfold.explore.setup import Malformed
 from fourfold.launch.machine import num_cores
@@ -92,14 +93,9 @@ class Answers:
                 del self._kept[next(iter(self._kept))]
         except Superseded:
             return refusal(409, "a newer request took this one's place")
-        except RunFailure as error:
-            return refusal(503, str(error))
-        except Malformed as error:
-            return refusal(422, str(error))
-        except UserError as error:
-            return JSONResponse({"refused": str(error)})
-        except (RuntimeError, OSError, ValueError) as error:
-            return refusal(500, f"this is a fault of fourfold, please report it: {error}")
+        except REFUSED as error:
+            status, message = refusal_of(error)
+            return JSONResponse(message, status)
         return Response(content, media_type=JSON)
 
     async def _until_gone(self, request: Request, name: str, body: dict[str, Any]) -> bytes:

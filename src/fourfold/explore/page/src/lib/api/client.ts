@@ -1,7 +1,10 @@
-/** Documents of the server, typed as `src/generated/documents.ts` says. */
+/** Documents, typed as `src/generated/documents.ts` says, by the way that this page has: see `transport.ts`. */
 
 import type { Documents, Packed } from "$generated/documents.ts";
-import { connection } from "./connection.svelte.ts";
+import { server } from "./server.ts";
+import { type Progress, Refused, type Transport } from "./transport.ts";
+
+export { type Progress, Refused } from "./transport.ts";
 
 /** Scripts of a saved page that hold its documents as text: such a page asks no server. */
 const elements =
@@ -12,82 +15,55 @@ const elements =
 /** Whether this page is a file that holds its documents. */
 export const isFile = elements.length > 0;
 
+/** The folder of the engine that computes documents in this browser; undefined where a server does. */
+export const engine: string | undefined =
+  import.meta.env.MODE === "report" || typeof document === "undefined"
+    ? undefined
+    : document.querySelector<HTMLMetaElement>("meta[name=fourfold-engine]")?.content;
+
 /** A document of this file, read when it is asked for. */
 export function embedded(name: string): unknown {
   const found = elements.find((element) => element.dataset.document === name);
   return found ? JSON.parse(found.textContent ?? "") : undefined;
 }
 
-export class Refused extends Error {
-  readonly status: number;
-  constructor(message: string, status: number) {
-    super(message);
-    this.status = status;
-  }
+const file: Transport = {
+  ask(name) {
+    const held = embedded(name);
+    if (held === undefined) return Promise.reject(new Refused(`this file holds no document "${name}"`, 200));
+    return Promise.resolve(held as Documents[typeof name]);
+  },
+  search: () => Promise.reject(new Refused("a file searches for nothing", 200)),
+};
+
+async function chosen(): Promise<Transport> {
+  if (isFile) return file;
+  if (import.meta.env.MODE !== "report" && engine !== undefined)
+    return new (await import("../../engine/engine.ts")).Engine(engine);
+  return server;
 }
+const transport = chosen();
 
 /** Why something failed, as a person reads it. */
 export const messageOf = (error: unknown): string => (error instanceof Error ? error.message : String(error));
 
-const WINDOW = Math.random().toString(36).slice(2);
-
-/** Asks for a document. `view`: whose older request this one replaces on the server. Throws `Refused` with the command's message. */
+/** Asks for a document. `view`: whose older request this one replaces. Throws `Refused` with the command's message. */
 export async function ask<Name extends keyof Documents>(
   name: Name,
   body: object,
   view: string = name,
   signal?: AbortSignal,
 ): Promise<Documents[Name]> {
-  if (isFile) {
-    const held = embedded(name);
-    if (held === undefined) throw new Refused(`this file holds no document "${name}"`, 200);
-    return held as Documents[Name];
-  }
-  const answer = await post(name, body, view, signal);
-  const found = (await answer.json()) as Documents[Name] | { refused: string };
-  if ("refused" in found) throw new Refused(String(found.refused), answer.status);
-  return found;
+  return (await transport).ask(name, body, view, signal);
 }
 
-export interface Progress {
-  text: string;
-  share: number;
-}
-
-/** Runs a search; `report` is called with its progress. Aborting the signal ends it on the server too. */
+/** Runs a search; `report` is called with its progress. Aborting the signal ends it where it runs, too. */
 export async function search(
   body: object,
   report: (progress: Progress) => void,
   signal: AbortSignal,
 ): Promise<Documents["plan"]> {
-  const answer = await post("plan", body, "plan", signal);
-  if (answer.body === null) throw new Refused("the search gave no answer", 500);
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) throw new Refused("the search ended before its time", 500);
-    text += value;
-    const events = text.split("\n\n");
-    text = events.pop() ?? "";
-    for (const event of events) {
-      const [, kind, data] = /^event: (\w+)\ndata: (.*)$/s.exec(event) ?? [];
-      if (data === undefined) continue;
-      if (kind === "progress") report(JSON.parse(data) as Progress);
-      if (kind === "document") return JSON.parse(data) as Documents["plan"];
-      if (kind === "error") throw new Refused((JSON.parse(data) as { error: string }).error, 422);
-    }
-  }
-}
-
-async function post(name: string, body: object, view: string, signal?: AbortSignal): Promise<Response> {
-  const headers = { "Content-Type": "application/json", "X-Window": WINDOW, "X-View": view };
-  const request: RequestInit = { method: "POST", headers, body: JSON.stringify(body) };
-  if (signal) request.signal = signal;
-  const answer = await connection.fetch(`./api/${name}`, request);
-  if (answer.ok) return answer;
-  const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-  throw new Refused(String((said as { error: unknown }).error), answer.status);
+  return (await transport).search(body, report, signal);
 }
 
 const KINDS = { uint8: Uint8Array, uint16: Uint16Array, int32: Int32Array, float64: Float64Array } as const;
