@@ -1,11 +1,10 @@
 """Narrow optimizer states: the loss of a run beside that of fp32 states, and the time of an update.
 
-    python benchmarks/narrow_states.py loss [--steps 2000] [--beta2 0.999]     one after the other: the same run in five formats
+    python benchmarks/narrow_states.py loss [--steps 2000] [--beta2 0.999]     one after the other: the same run in four formats
     python benchmarks/narrow_states.py update [--pairs 7]                      alternating pairs of one update of 8 M parameters
 
 `loss` trains a Llama of 2 layers of 64 on the standard library's sources, on one rank, and prints the mean loss of the last
-hundred steps and the validation loss. `nearest` rounds states to the nearest number of 16 bits, by a change of one function, as
-optimizers without stochastic rounding do.
+hundred steps and the validation loss. `update` counts seconds of one thread's processor, on AdamW.
 """
 
 import argparse
@@ -32,7 +31,6 @@ BF16 = ("precision.compute=bf16",)
 RUNS: dict[str, tuple[str, ...]] = {
     "fp32": (),
     "fp32, states bf16": STATES,
-    "fp32, states bf16 to the nearest": STATES,
     "bf16, master fp32": BF16,
     "bf16, master in halves, states bf16": (*BF16, "precision.master=split", *STATES),
 }
@@ -58,24 +56,16 @@ warmup_steps = 50
 evaluate_every = {steps}
 evaluate_sequences = 64
 """
-NEAREST = """
-import sys
-from fourfold.runtime import narrow
-narrow.Rounded.store = lambda self, values, update: self.tensor.copy_(values)
-from fourfold.cli import main
-sys.exit(main())
-"""
 LAST = 100
 NUMEL = 1 << 23
 
 
-def final_losses(options: tuple[str, ...], nearest: bool, steps: int, beta2: float) -> tuple[float, float]:
+def final_losses(options: tuple[str, ...], steps: int, beta2: float) -> tuple[float, float]:
     """(mean training loss of the last steps, validation loss) of a run."""
     with tempfile.TemporaryDirectory() as folder:
         run, out = Path(folder, "run.toml"), Path(folder, "out")
         run.write_text(RUN.format(steps=steps, beta2=beta2))
-        code = ("-c", NEAREST) if nearest else ("-m", "fourfold")
-        command = [sys.executable, *code, "train", str(run), *options, "--out", str(out), "--ranks", "1"]
+        command = [sys.executable, "-m", "fourfold", "train", str(run), *options, "--out", str(out), "--ranks", "1"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(options)} failed:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
@@ -113,7 +103,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "loss":
         for name, options in RUNS.items():
-            train, validation = final_losses(options, name.endswith("nearest"), given.steps, given.beta2)
+            train, validation = final_losses(options, given.steps, given.beta2)
             print(f"{name:38} loss of the last {LAST} steps {train:.4f}, validation {validation:.4f}", flush=True)
         return
     torch.manual_seed(0)

@@ -75,7 +75,9 @@ def test_master_weights_in_halves_train_as_those_of_fp32(layout: str, name: str)
     full = _run(ranks, _table(degrees, model, name, BF16))
     halves = _run(ranks, _table(degrees, model, name, HALVES))
     error, where = worst(halves, full)
-    assert error < (0.3 if name == "muon" else 0.01), where  # Muon's iterations are in bf16, and steps as large as its rate
+    assert error < (0.3 if name == "muon" else 0.01), (
+        where
+    )  # Muon's iterations are in bf16, and steps as large as its rate
 
 
 @pytest.mark.grid(1)
