@@ -10,7 +10,7 @@ from fourfold.explore.documents import DOCUMENTS, Report, encoded
 from fourfold.explore.refusals import REFUSED, as_fault, refusal_of
 from fourfold.explore.setup import Malformed
 
-OF_A_RUN = ("run", "metrics", "comparison")
+OF_A_RUN = ("run", "metrics", "layers", "comparison")
 """Documents of a run's folder, which only a server reads."""
 
 
