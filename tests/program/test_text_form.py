@@ -173,7 +173,7 @@ def test_the_digest_changes_with_everything_else_in_a_program() -> None:
 
 
 MALFORMED = [
-    "V b0 m0",
+    "Z b0 m0",
     "F b0 m0 | reeds params/b0",
     "F b0 m0 | comm all_gather dp_shard 12",
     "F b0 m0 | comm all_gather dp_shard 12 2 7",

@@ -118,7 +118,7 @@ def _update(view: RankView, units: list[Unit], section: MuonSection) -> None:
         groups = [view.spec.layout.group_of(rank, axes) for rank in range(len(parts))]
         return [torch.cat([parts[member] for member in group]) for group in groups]
 
-    given = [muon.move(unit, 1.0).clone() for muon, unit in zip(optimizers, units, strict=True)]
+    given = [muon.move(unit, 1.0, 0).clone() for muon, unit in zip(optimizers, units, strict=True)]
     if plan.divided:
         given = gathered(given, plan.divided)
     if plan.owners:
