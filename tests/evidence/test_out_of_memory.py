@@ -26,11 +26,9 @@ def test_more_memory_is_less_sure(software: str | None) -> None:
     chances = risk.probability(shares)
     assert (np.diff(chances) > 0).all()
     assert chances[0] == pytest.approx(risk.least)
-    assert chances[-1] == pytest.approx(risk.most, abs=0.01)
-    assert risk.most > 0.8
-    assert risk.probability(risk.half) == pytest.approx((risk.most + risk.least) / 2)
-    assert risk.share(risk.most) == float("inf"), "nothing is surer to fail"
-    for chance in (0.05, 0.1, 0.5, 0.8):
+    assert chances[-1] > 0.95
+    assert risk.probability(risk.half) == pytest.approx((1 + risk.least) / 2)
+    for chance in (0.05, 0.1, 0.5, 0.9):
         assert risk.probability(risk.share(chance)) == pytest.approx(chance)
 
 
