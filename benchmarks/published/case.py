@@ -109,7 +109,9 @@ class PublishedCase:
     file: str
     source: str
     software: str
-    """The software profile: framework, platform and year."""
+    """The software profile."""
+    trainer: str
+    """Framework, platform and year: what its profile is a family of."""
     model_name: str
     model: ModelConfig
     vocab_size: int

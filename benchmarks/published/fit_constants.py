@@ -16,10 +16,8 @@ framework that only it has, those of what its name begins with (Megatron's, of a
 nobody names. It predicts every row.
 """
 
-import argparse
 import json
 import time
-from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +28,7 @@ import numpy as np
 from case import PublishedCase, SettledPrediction
 from compare import validate as compare
 from fit_file import PRIOR, read, rounded, write
-from fit_memory import UNITS, MemoryRows, fit_memory, held_rows
+from fit_memory import MemoryRows, fit_memory, held_rows
 from fit_rows import Shared, TimedRows, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
@@ -44,14 +42,11 @@ from fit_table import (
     constants_of,
     copied,
     family_of,
-    halfway,
-    lineage,
     moved_by,
     nodes_of,
     weights_of,
-    without_small_departures,
 )
-from fourfold.cost.fitted import INHERITS, Fitted, ancestors_of, framework_of
+from fourfold.cost.fitted import Fitted, ancestors_of, framework_of
 from outcome import PublishedOutcome
 from row_command import cases_of, row_parser, rows_or_exit
 from settle import predict_case
@@ -90,7 +85,7 @@ class Model:
                 if start <= 0 or not slope or says_nothing(part, case, tuned):
                     continue
                 errors[row] += slope * (np.log(start) - values[row, column])
-                for node in nodes_of(part, case, name, before.fitted):
+                for node in nodes_of(part, case, name):
                     if node.level == "family" and says_nothing("family", case, tuned):
                         continue
                     entries.append((row, nodes.setdefault(node, len(nodes)), slope))
@@ -120,24 +115,6 @@ class Model:
             ends = self._pressed(ends, found * spread) | self._passed(found * spread)
         return dict(zip(self.nodes, map(float, found * spread), strict=True))
 
-    def left_out_errors(self, part_of: Callable[[PublishedCase], Hashable]) -> Numbers:
-        """The error of every row by the departures that are best without its part of the rows (its source, say), with weights
-        and limits of the fit to all: r_b = (1 - H_bb)^-1 r (Cook & Weisberg 1982, section 2.2, for a ridge)."""
-        found = self.departures()
-        spread = np.array([node.spread for node in self.nodes])
-        at = np.array([found[node] for node in self.nodes]) / spread
-        matrix, weights = self.matrix * spread, weights_of(self.cases) / OUTLIER
-        errors = self.errors + matrix @ at
-        now = weights**2 / np.sqrt(1 + (errors / OUTLIER) ** 2)
-        inverse = np.linalg.inv(matrix.T @ (matrix * now[:, None]) + HOLD**2 * np.eye(len(spread)))
-        parts: dict[Hashable, list[int]] = {}
-        for row, case in enumerate(self.cases):
-            parts.setdefault(part_of(case), []).append(row)
-        for rows in parts.values():
-            mine = matrix[rows]
-            errors[rows] = np.linalg.solve(np.eye(len(rows)) - (mine @ inverse @ mine.T) * now[rows], errors[rows])
-        return errors
-
     def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
         """The held limits that the rows press against: a held sum is beyond its end by the force on it."""
         pressed = {}
@@ -156,40 +133,32 @@ class Model:
 
 
 def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], float, float]]:
+    branch = {"device": "family", "software": "framework"}
     found = []
     for node, index in nodes.items():
-        if node.name not in LIMITS or node.level == "family":
+        if node.name not in LIMITS or node.level in ("family", "trainer"):
             continue
-        start = before.value(node.level, node.owner, node.name)
+        part = {"link": "link", "device": "device"}.get(node.level, "software")
+        start = before.value(part, node.owner, node.name)
         if start <= 0:
             continue
-        made_of = [index, *(nodes[up] for up in _above(node, before) if up in nodes)]
+        above = family_of(node.owner) if node.level == "device" else framework_of(node.owner)
+        made_of = [index, *(nodes[up] for up in [Node(branch.get(node.level, ""), above, node.name)] if up in nodes)]
         low, high = LIMITS[node.name]
         found.append((made_of, float(np.log(low / start)) if low else -np.inf, float(np.log(high / start))))
     return found
 
 
-def _above(node: Node, before: Constants) -> list[Node]:
-    """The departures that a constant is made of beside its own."""
-    if node.level == "device":
-        return [Node("family", family_of(node.owner), node.name)]
-    owners = lineage(node.owner, before.fitted) if node.level == "software" else []
-    return [Node("software", owner, node.name) for owner in owners if owner != node.owner]
-
-
 def fitted_table(model: Model, held: MemoryRows, prior: Table, left_out: Files = NO_FILES) -> Table:
-    """The prior moved to the rows of all other files. A framework that only those files have loses its prior too, but what it
-    inherits from."""
+    """The prior moved to the rows of all other files. A framework that only those files have loses its prior too."""
     all_software = {case.software for case in (*model.cases, *held.cases)}
     rows, held = [case for case in model.cases if case.file not in left_out], held.without(left_out)
     known = {case.software for case in (*rows, *held.cases)}
     gone, table = all_software - known, copied(prior)
     for software in gone:
-        framework = framework_of(software)
-        for owner in (software, *([] if framework in map(framework_of, known) else [framework])):
-            entry = table["software"].pop(owner, {})
-            if INHERITS in entry:
-                table["software"][owner] = {INHERITS: entry[INHERITS]}
+        table["software"].pop(software, None)
+        if framework_of(software) not in map(framework_of, known):
+            table["software"].pop(framework_of(software), None)
     before, table = table, moved_by(table, model.departures(left_out), known)
     fit_memory(held, before, table)
     return table
@@ -243,7 +212,7 @@ def named_as_known(case: PublishedCase, known: Fitted) -> PublishedCase:
         return case
     layout, unknown = case.layout, Trainer(UNKNOWN, 0)
     usual = usual_trainer(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
-    return replace(case, software=usual.name)
+    return replace(case, software=usual.profile)
 
 
 def folds_of(model: Model, held: MemoryRows, prior: Table, groups: int, jobs: int) -> dict[str, Table]:
@@ -273,15 +242,6 @@ def _progress():  # type: ignore[no-untyped-def]
     return show
 
 
-def _looked(options: argparse.Namespace, cases: list[PublishedCase], start: Table) -> TimedRows:
-    """The rows as the file has them; where there is none, looked at and written there."""
-    if not options.looked.exists():
-        parts = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows).at(start)
-        together = (np.concatenate([getattr(part, name) for part in parts]) for name in ("errors", "slopes", "values"))
-        TimedRows([case for part in parts for case in part.cases], *together).save(options.looked)
-    return TimedRows.load(options.looked, cases)
-
-
 def main() -> None:
     parser = row_parser(__doc__, jobs=2)
     parser.add_argument("--write", action="store_true", help="write fitted.toml and fitted_on.json")
@@ -294,35 +254,25 @@ def main() -> None:
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--start", type=Path, default=PRIOR, help="the constants that rows are first looked at with")
-    parser.add_argument(
-        "--looked", type=Path, help="take rows as this file has them, or write it; step times alone are fitted"
-    )
-    parser.add_argument("--halfway", action="store_true", help="stop half-way between --start and the constants found")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: 1 at least")
     rows = rows_or_exit(parser, options.folders)
     cases = telling(cases_of(rows))
     prior = read(PRIOR)
-    start = table = read(options.start)
-    if options.looked:
-        model, held = Model.of([_looked(options, cases, start)], prior), MemoryRows([], np.zeros((0, 1 + len(UNITS))))
+    timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
+    weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
+    table = read(options.start)
+    for number in range(options.rounds):
+        parts = timed.at(table)
+        model, held = Model.of(parts, prior), joined(weighed.at(table))
+        error = np.abs(np.exp(np.concatenate([part.errors for part in parts])) - 1)
+        say(f"round {number}: {len(error)} rows, mean |error| {error.mean():.3f}, {len(model.nodes)} departures")
         table = fitted_table(model, held, prior)
-    else:
-        timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
-        weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
-        for number in range(options.rounds):
-            parts = timed.at(table)
-            model, held = Model.of(parts, prior), joined(weighed.at(table))
-            error = np.abs(np.exp(np.concatenate([part.errors for part in parts])) - 1)
-            say(f"round {number}: {len(error)} rows, mean |error| {error.mean():.3f}, {len(model.nodes)} departures")
-            table = fitted_table(model, held, prior)
-    if options.halfway:
-        table = halfway(start, table)
     for file, error in errors_by_file(model):
         say(f"{file}: {error:.3f} by the linear model")
     if options.write:
-        write(without_small_departures(table), informed(table, model.cases, held.cases))
+        write(table, informed(table, model.cases, held.cases))
     if options.cross or options.folds:
         folds = folds_of(model, held, prior, options.groups, options.jobs)
         if options.folds:

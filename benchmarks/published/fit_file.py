@@ -9,7 +9,7 @@ import tomli_w
 
 from fit_table import Table, constants_of
 from fourfold.cost.collectives import Links
-from fourfold.cost.fitted import INHERITS, LINK_SHARE
+from fourfold.cost.fitted import LINK_SHARE
 from fourfold.cost.kernels import Kernels
 
 ROOT = Path(__file__).parents[2]
@@ -18,8 +18,8 @@ INFORMED = Path(__file__).parent / "fitted_on.json"
 PRIOR = Path(__file__).parent / "prior_constants.toml"
 HEAD = """\
 # Constants fitted to measurements: of devices, links, software profiles; never of a row or a model.
-# An entry states only what it does not inherit. A software profile inherits from the one that it names, else from the longest name
-# that its own begins with, word by word (torchtitan-2026 from torchtitan), that from default; a device from default. Written by
+# An entry states only what it does not inherit. A software profile is a family of trainers: it inherits from each name that its own
+# begins with, word by word (maxtext-gpu from maxtext), that from default; a device from default. Written by
 # benchmarks/published/fit_constants.py from prior_constants.toml beside it; fitted_on.json there says on which rows.
 
 """
@@ -62,7 +62,7 @@ def departures(table: Table) -> Table:
 
 
 def _departing(entry: dict[str, Any], inherited: dict[str, Any]) -> dict[str, Any]:
-    return {key: each for key, each in entry.items() if key == INHERITS or each != inherited[key]}
+    return {key: each for key, each in entry.items() if each != inherited[key]}
 
 
 def rounded(value: Any) -> Any:

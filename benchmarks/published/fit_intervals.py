@@ -2,23 +2,16 @@
 
     python benchmarks/published/fit_constants.py DIR... --cross cross.json --folds folds.json
     python benchmarks/published/fit_intervals.py DIR... --folds folds.json [--rows 10] [--jobs 2] [--write]
-    python benchmarks/published/fit_intervals.py DIR... --looked rows.npz [--write]
 
 Each run is predicted with the constants that were fitted without its source, in four ways: as it is; as if nobody named its
 software, at fourfold's own prices; as if nobody knew its device; and both. The ends of an interval are the quantiles of
 measured / predicted, every source weighing by the square root of its runs. Coverage: the share of a source's runs that lie
-in the intervals of all other sources.
+in the intervals of all other sources."""
 
-With `--looked`, rows as `fit_constants.py --looked` wrote them, step times of known software on known devices alone are fitted, by
-pair of software family and device: the pair's own runs count in full, all others of the family together as `OTHERS` sources,
-and so do all others. A pair without runs has its family's interval."""
-
-import argparse
 import json
 import random
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,13 +22,11 @@ import tomli_w
 
 from as_case import as_case
 from case import PublishedCase
-from fit_constants import Model, named_as_known
-from fit_file import PRIOR, read
-from fit_rows import TimedRows
+from fit_constants import named_as_known
 from fit_sample import is_measured, telling
 from fit_table import Numbers, Table, constants_of
 from fourfold.config import UserError
-from fourfold.cost.fitted import Fitted, fitted, framework_of
+from fourfold.cost.fitted import framework_of
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.validate import predict_case
 from row_command import cases_of, row_parser, rows_or_exit
@@ -141,108 +132,12 @@ def coverage(found: list[Ratio]) -> dict[str, dict[str, float]]:
     return shares
 
 
-@dataclass(frozen=True)
-class PairRatio:
-    """One run's measured / predicted step time, blind, with its source and the pair that it is of."""
-
-    value: float
-    file: str
-    family: str
-    device: str
-
-
-OTHERS = 15.0
-"""From 2 to 30, and with all, left-out sources are covered to 78 to 81 % and left-out pairs to 78 to 80 %; the mean interval score
-(Gneiting & Raftery 2007) is least here."""
-MOST_KNOWN = 2
-"""Sources from which on a pair has an interval of its own."""
-
-
-def pair_ratios(model: Model, known: Fitted, by_pair: bool = False) -> list[PairRatio]:
-    """The ratio of every row, with its source, or all rows of its pair, left out."""
-
-    def pair(case: PublishedCase) -> tuple[str, str]:
-        return known.family(case.software), case.device
-
-    errors = model.left_out_errors(pair if by_pair else lambda case: case.file)
-    both = zip(model.cases, errors, strict=True)
-    return [PairRatio(float(np.exp(-error)), case.file, *pair(case)) for case, error in both]
-
-
-def pair_ends(found: Sequence[PairRatio], family: str, device: str | None) -> tuple[float, float]:
-    """The interval of a pair, or of a family on any device (None)."""
-    weights = weighed([each.file for each in found])
-    of_family = np.array([each.family == family for each in found])
-    own = of_family & np.array([device in (None, each.device) for each in found])
-    for others in (of_family & ~own, ~of_family):
-        total = weights[others].sum()
-        weights[others] *= min(1.0, OTHERS / total) if total else 1.0
-    return ends(np.array([each.value for each in found]), weights)
-
-
-def pair_coverage(found: Sequence[PairRatio], out_of: Callable[[PairRatio], Hashable]) -> float:
-    """The share of runs that lie in the intervals made of all others, `out_of` saying what is left out together."""
-    inside, ends_of = [], dict[Hashable, tuple[float, float]]()
-    for each in found:
-        key = (out_of(each), each.family, each.device)
-        if key not in ends_of:
-            others = [other for other in found if out_of(other) != out_of(each)]
-            ends_of[key] = pair_ends(others, each.family, each.device)
-        low, high = ends_of[key]
-        inside.append(low <= each.value <= high)
-    return float(np.mean(inside))
-
-
-def pair_table(found: Sequence[PairRatio]) -> Table:
-    """Intervals by family and device, and by family alone."""
-    table: Table = {"pairs": {}, "families": {}}
-    for family in sorted({each.family for each in found} - {"unknown"}):
-        mine = [each for each in found if each.family == family]
-        for device in (None, *sorted({each.device for each in mine})):
-            runs = [each for each in mine if device in (None, each.device)]
-            sources = len({each.file for each in runs})
-            if device is not None and sources < MOST_KNOWN:
-                continue
-            low, high = pair_ends(found, family, device)
-            entry = {"low": round(low, 3), "high": round(high, 3), "runs": len(runs), "sources": sources}
-            if device is None:
-                table["families"][family] = entry
-            else:
-                table["pairs"].setdefault(family, {})[device] = entry
-    return table
-
-
-def fit_pairs(options: argparse.Namespace, cases: list[PublishedCase]) -> None:
-    """Intervals of step times by pair: prints their coverage, and writes them where that is asked for."""
-    prior = read(PRIOR)
-    model, known = Model.of([TimedRows.load(options.looked, cases)], prior), constants_of(prior)
-    by_source, by_pair = pair_ratios(model, known), pair_ratios(model, known, by_pair=True)
-    for name, found, out_of in (
-        ("sources", by_source, lambda each: each.file),
-        ("pairs", by_pair, lambda each: (each.family, each.device)),
-    ):
-        errors = np.abs(1 / np.array([each.value for each in found]) - 1)
-        covered = pair_coverage(found, out_of)
-        print(
-            f"{name} left out: {len(found)} runs, median {np.median(errors):.1%}, mean {errors.mean():.1%}, {covered:.1%} covered"
-        )
-    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    low, high = ends(np.array([each.value for each in by_source]), weighed([each.file for each in by_source]))
-    counted = {"runs": len(by_source), "sources": len({each.file for each in by_source})}
-    table["time"]["named_profiled"] = {"low": round(low, 3), "high": round(high, 3), **counted}
-    table["time"] |= pair_table(by_source)
-    table["devices"] = sorted({each.device for each in by_source})
-    table["software"] = sorted({each.family for each in by_source} - {"unknown"})
-    if options.write:
-        TABLE.write_text(HEAD + tomli_w.dumps(table), encoding="utf-8")
-
-
 def informed_names() -> dict[str, list[str]]:
     """Devices that the runs of one source at least inform, and software that two do."""
     informed = json.loads(INFORMED.read_text(encoding="utf-8"))
     return {
         "devices": sorted(name for name, entry in informed["device"].items() if entry["rows"] and name != "default"),
-        "software": sorted({fitted().family(name) for name, entry in informed["software"].items() if entry["rows"]}),
+        "software": sorted({framework_of(name) for name, entry in informed["software"].items() if entry["rows"]}),
     }
 
 
@@ -257,18 +152,11 @@ def chosen(cases: list[PublishedCase], of_file: int) -> list[PublishedCase]:
 
 def main() -> None:
     parser = row_parser(__doc__)
-    parser.add_argument("--folds", type=Path)
-    parser.add_argument("--looked", type=Path)
+    parser.add_argument("--folds", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=10)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    cases = telling(cases_of(rows_or_exit(parser, options.folders)))
-    if options.looked is not None:
-        fit_pairs(options, cases)
-        return
-    if options.folds is None:
-        parser.error("--folds or --looked: one is needed")
-    cases = chosen(cases, options.rows)
+    cases = chosen(telling(cases_of(rows_or_exit(parser, options.folders))), options.rows)
     folds = json.loads(options.folds.read_text(encoding="utf-8"))
     with ProcessPoolExecutor(options.jobs) as pool:
         found = [each for some in pool.map(partial(ratios, folds=folds), cases, chunksize=16) for each in some]

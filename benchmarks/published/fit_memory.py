@@ -1,5 +1,5 @@
-"""The fit of what software profiles hold in memory: five constants, each its prior plus the departures of its family, of its
-framework and its own. Runs whose memory nobody measured say what they hold at most, as they ran, or at least, as they ran out
+"""The fit of what software profiles hold in memory: five constants, each its prior plus its profile's departure; a trainer's
+own is not written. Runs whose memory nobody measured say what they hold at most, as they ran, or at least, as they ran out
 of memory."""
 
 from dataclasses import dataclass, replace
@@ -9,8 +9,9 @@ import numpy as np
 from case import PublishedCase
 from fit_rows import Lowered, say
 from fit_sample import is_measured
-from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, lineage, put, weights_of
+from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, put, weights_of
 from fourfold.cost import memory as memory_model
+from fourfold.cost.fitted import framework_of
 from fourfold.cost.software import SoftwareProfile
 from fourfold.program.liveness import memory_peak
 from fourfold.program.view import rank_views
@@ -85,14 +86,19 @@ def fit_memory(held: MemoryRows, prior: Table, table: Table) -> None:
     before, held = Constants(prior), held.of_known()
     if not held.cases:
         return
-    lineages = {case.software: lineage(case.software, before.fitted) for case in held.cases}
-    nodes = sorted({owner for owners in lineages.values() for owner in owners})
+    leaves = sorted({case.software for case in held.cases})
+    owners = sorted({framework_of(software) for software in leaves})
+    trainers = sorted({case.trainer for case in held.cases})
+    named = (("framework", owners), ("software", leaves), ("trainer", trainers))
+    nodes = [(level, name) for level, names in named for name in names]
     columns = {node: column for column, node in enumerate(nodes)}
     start = np.array([_start(before, case.software) for case in held.cases])
     spread = np.array([[SPREAD[name] for name in NAMES]] * len(nodes))
     member = np.zeros((len(held.cases), len(nodes)))
     for row, case in enumerate(held.cases):
-        member[row, [columns[owner] for owner in lineages[case.software]]] = 1.0
+        member[row, [columns["framework", framework_of(case.software)], columns["trainer", case.trainer]]] = 1.0
+        if case.software != framework_of(case.software):
+            member[row, columns["software", case.software]] = 1.0
     moved, weights, bounds = np.zeros_like(spread), weights_of(held.cases), held.bounds
     for _ in range(REWEIGHTED):
         now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
@@ -108,9 +114,9 @@ def fit_memory(held: MemoryRows, prior: Table, table: Table) -> None:
     exact, beyond = bounds == 0, (bounds * error > 0).sum()
     off = np.abs(error[exact]).mean() if exact.any() else 0.0
     say(f"memory: {exact.sum()} rows, mean |error| {off:.3f}; {beyond} of {(~exact).sum()} beyond their bounds")
-    for owner in sorted(nodes, key=lambda each: len(lineage(each, before.fitted))):
-        departed = moved[[columns[each] for each in lineage(owner, before.fitted) if each in columns]].sum(0)
-        _put(table, owner, _start(before, owner) + departed)
+    for software in leaves:
+        departed = moved[columns["framework", framework_of(software)]] + moved[columns["software", software]]
+        _put(table, software, _start(before, software) + departed)
 
 
 def _start(prior: Constants, software: str) -> Numbers:

@@ -24,7 +24,7 @@ from fit_intervals import HEAD, PRICED_AS_OWN, TABLE, weighed
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
 from fourfold.evidence.out_of_memory import OutOfMemory
-from fourfold.simulate.prediction import check_size, predict_memory
+from fourfold.simulate.prediction import check_size, predict_step
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.validate import case_prices, case_spec
 from row_command import cases_of, row_parser, rows_or_exit
@@ -32,7 +32,7 @@ from settle import settle
 
 LEAST = 0.03
 """The probability of failing far below a device's memory. A fit finds 0.02 to 0.05 as likely."""
-HALVES, STEEPNESSES, MOST = np.arange(0.8, 1.4, 0.02), np.arange(2.0, 24.0, 0.5), np.arange(0.5, 1.001, 0.05)
+HALVES, STEEPNESSES = np.arange(0.8, 1.4, 0.01), np.arange(2.0, 16.0, 0.25)
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 NAMES = ("named", "unnamed")
 
@@ -65,8 +65,8 @@ def run_of(case: PublishedCase) -> Run | None:
             asked = as_case(replace(settled, software=software))
             spec = case_spec(asked)
             check_size(spec)
-            held = max(predict_memory(spec, case_prices(asked, spec, known)))
-            shares.append(held / asked.cluster.device.memory_bytes)
+            step = predict_step(spec, case_prices(asked, spec, known))
+            shares.append(max(step.device_bytes) / asked.cluster.device.memory_bytes)
     except UserError:
         return None
     return Run(case.file, case.measured.failed, tuple(shares))
@@ -77,9 +77,9 @@ def fit(runs: list[Run], which: int) -> OutOfMemory:
     share, failed = np.array([run.shares[which] for run in runs]), np.array([run.failed for run in runs])
     weights, best, found = weighed([run.file for run in runs]), -np.inf, None
     about = (len(runs), int(failed.sum()), len({run.file for run in runs}))
-    for half, steepness, most in itertools.product(HALVES, STEEPNESSES, MOST):
-        curve = OutOfMemory(LEAST, round(float(half), 2), float(steepness), *about, round(float(most), 2))
-        likelihood = float((weights * np.log(np.maximum(1e-9, np.abs(~failed - curve.probability(share))))).sum())
+    for half, steepness in itertools.product(HALVES, STEEPNESSES):
+        curve = OutOfMemory(LEAST, round(float(half), 2), float(steepness), *about)
+        likelihood = float((weights * np.log(np.abs(~failed - curve.probability(share)))).sum())
         if likelihood > best:
             best, found = likelihood, curve
     assert found is not None

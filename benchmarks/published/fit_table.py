@@ -1,6 +1,6 @@
-"""The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a software profile's its
-prior x its family's departure x its framework's x its own. A leaf of which nothing is known has its branch's, a leaf with few
-rows stays near it."""
+"""The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a row's software has its
+profile's prior x the profile's departure x its trainer's, of which the first two are written. A leaf of which nothing is known has
+its branch's, a leaf with few rows stays near it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from case import PublishedCase
-from fourfold.cost.fitted import INHERITS, Fitted, framework_of
+from fourfold.cost.fitted import Fitted, framework_of
 
 Numbers = NDArray[np.float64]
 Table = dict[str, dict]
@@ -50,7 +50,7 @@ FAMILIES = {
     "tpu of 128 x 128": ("tpu-v4", "tpu-v5p"),
     "tpu": ("tpu-v7x", "tpu-v5e", "tpu-v6e"),
 }
-UNKNOWN, OWN = "unknown", "fourfold"
+UNKNOWN = "unknown"
 LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
 DEVICE = {
     "gemm_share": 0.12,
@@ -76,9 +76,10 @@ SOFTWARE = {
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
 """Families whose priors are measurements of single operators, and how much nearer to them they and their devices stay."""
-SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "software": 1.0}
-"""How far one of that level is likely to be, beside those: chosen on the linearised model, of those that predict a source best that
-was left out, which hardly tells them apart."""
+SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "software": 2.0, "trainer": 2.0}
+"""How far one of that level is likely to be, beside those. A trainer's own departure (Megatron of 2024, a fork) keeps its family
+from following one of its members too far, and is not written. These and the spreads of software profiles were chosen on the
+linearised model: of those that predict a file best that was left out, which hardly tells them apart, the widest."""
 LIMITS = {
     "gradient_bytes": (0.0, 30.0),
     "fused": (0.05, 1.0),
@@ -126,7 +127,7 @@ def copied(table: Table) -> Table:
 
 @dataclass(frozen=True)
 class Node:
-    """One departure: of a link, a family of devices, a device, or a software profile, be it a family, a framework or a year."""
+    """One departure: of a link, a family, a device, a framework, its year or a trainer."""
 
     level: str
     owner: str
@@ -138,23 +139,17 @@ class Node:
         return {**LINK, **DEVICE, **SOFTWARE}[self.name] * SPREAD[self.level] * known
 
 
-def lineage(software: str, known: Fitted) -> list[str]:
-    """The profiles whose departures a software profile's constants are made of, oldest first, itself last. Its framework is one
-    of them, whether or not it has an entry; of software that nobody knows there is none."""
-    framework = framework_of(software)
-    if framework == UNKNOWN:
-        return []
-    above = [each for each in (*known.ancestry(framework), framework) if each != "default"]
-    return above if software == framework else [*above, software]
-
-
-def nodes_of(part: str, case: PublishedCase, name: str, known: Fitted) -> tuple[Node, ...]:
-    """The departures that a case's constant is made of. `known`: who inherits from whom."""
+def nodes_of(part: str, case: PublishedCase, name: str) -> tuple[Node, ...]:
+    """The departures that a case's constant is made of: software that nobody knows has none."""
     if part == "link":
         return (Node("link", "", name),)
     if part == "device":
         return Node("family", family_of(case.device), name), Node("device", case.device, name)
-    return tuple(Node("software", owner, name) for owner in lineage(case.software, known))
+    if framework_of(case.software) == UNKNOWN:
+        return ()
+    framework, trainer = framework_of(case.software), Node("trainer", case.trainer, name)
+    year = () if case.software == framework else (Node("software", case.software, name),)
+    return Node("framework", framework, name), *year, trainer
 
 
 @dataclass(frozen=True)
@@ -192,8 +187,8 @@ def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
     if part == "link":
         table["link"][name] = value
         return
-    if part == "software" and set(table["software"].get(owner, ())) <= {INHERITS}:
-        table["software"][owner] = {**table["software"].get(owner, {}), **constants_of(table).entry(owner)}
+    if part == "software" and owner not in table["software"]:
+        table["software"][owner] = constants_of(table).entry(owner)
     entry = table[part].setdefault(owner, {})
     if name == "attention_share":
         before = constants_of(table).device(owner)
@@ -202,7 +197,8 @@ def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
 
 
 def moved_by(prior: Table, departures: Mapping[Node, float], profiles: Iterable[str]) -> Table:
-    """The prior moved by the departures: links, all devices of known families, the software profiles and their ancestors."""
+    """The prior moved by the departures: links, all devices of known families, the frameworks of the software profiles, the
+    software profiles."""
     table, before = copied(prior), Constants(prior)
     for name in LINK:
         put(table, "link", "", name, before.value("link", "", name) * _factor(departures, Node("link", "", name)))
@@ -212,56 +208,12 @@ def moved_by(prior: Table, departures: Mapping[Node, float], profiles: Iterable[
             moved = _factor(departures, Node("family", family_of(device), name), Node("device", device, name))
             if moved != 1.0 or device in table["device"]:
                 put(table, "device", device, name, before.value("device", device, name) * moved)
-    known = constants_of(prior)
-    lineages = {software: lineage(software, known) for software in profiles}
-    for owner in dict.fromkeys(owner for owners in sorted(lineages.values()) for owner in owners):
-        above = lineage(owner, known)
+    profiles = {software for software in profiles if framework_of(software) != UNKNOWN}
+    for owner in sorted({framework_of(software) for software in profiles}) + sorted(profiles):
         for name in SOFTWARE:
-            moved = _factor(departures, *(Node("software", each, name) for each in above))
+            moved = _factor(departures, Node("framework", framework_of(owner), name), Node("software", owner, name))
             put(table, "software", owner, name, before.value("software", owner, name) * moved)
     return table
-
-
-def halfway(start: Table, found: Table) -> Table:
-    """Constants of step times between two tables, each the geometric mean of both; all others as `start` has them. A device of one
-    table alone is as that has it."""
-    one, other, table = Constants(start), Constants(found), copied(start)
-    parts = {"link": LINK, "device": DEVICE, "software": SOFTWARE}
-    for part, names in parts.items():
-        for owner in [""] if part == "link" else _from_the_oldest(part, found):
-            if owner == OWN or owner == "default":
-                continue
-            for name in names:
-                first, second = one.value(part, owner, name), other.value(part, owner, name)
-                lacking = part == "device" and owner not in start["device"]
-                put(table, part, owner, name, second if lacking or not first else float(np.sqrt(first * second)))
-    return table
-
-
-NEAR = 0.02
-
-
-def without_small_departures(table: Table) -> Table:
-    """A copy in which a software profile whose constant is within `NEAR` of what it inherits has that."""
-    found = copied(table)
-    for owner in _from_the_oldest("software", table):
-        above = constants_of(found).inherited(owner)
-        found["software"][owner] = {
-            key: each
-            for key, each in found["software"][owner].items()
-            if key == INHERITS or not _is_near(each, above[key])
-        }
-    return found
-
-
-def _is_near(value: object, inherited: object) -> bool:
-    numbers = isinstance(value, float) and isinstance(inherited, float) and inherited > 0
-    return abs(value / inherited - 1) < NEAR if numbers else value == inherited  # type: ignore[operator]
-
-
-def _from_the_oldest(part: str, table: Table) -> list[str]:
-    known = constants_of(table)
-    return sorted(table[part], key=lambda owner: (len(known.ancestry(owner)) if part == "software" else 0, owner))
 
 
 def _factor(departures: Mapping[Node, float], *nodes: Node) -> float:

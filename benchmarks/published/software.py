@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from assertions import asserted
+from profiles import profile_of
 
 _YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
 _PAPER = re.compile(r"arxiv\D{0,20}?(\d\d)(?:0[1-9]|1[0-2])\.\d{4,5}", re.I)
@@ -47,6 +48,11 @@ class Trainer:
         month = f".{self.release:02}" if self.release else ""
         software = f"{self.framework}-{self.platform}" if self.platform else self.framework
         return f"{software}-{self.year}{month}" if self.year else software
+
+    @property
+    def profile(self) -> str:
+        """The software profile that predictions take."""
+        return profile_of(self.framework, self.platform, self.year)
 
 
 _NEMO = r"(?<!bio)nemo(?!tron)"
@@ -93,7 +99,7 @@ _TRAINERS: tuple[tuple[str, Trainer], ...] = (
     ("mindspeed", Trainer("megatron-mindspeed", 2025, True)),
     (_NEMO, Trainer("nemo", 2025, True, True)),
     ("gpt-neox", Trainer("megatron-neox", 2022, True)),
-    ("megatron-deepspeed|deepspeed-megatron|bigscience", Trainer("megatron-deepspeed", 2022, True)),
+    ("megatron-deepspeed|deepspeed-megatron", Trainer("megatron-deepspeed", 2022, True)),
     ("megatron", Trainer("megatron", 2025, True)),
     ("colossal", Trainer("colossal-ai", 2023)),
     (r"llm\.q", Trainer("llmq", 2025)),

@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 
 from fourfold.cost.collectives import Links
-from fourfold.cost.fitted import INHERITS, LINK_SHARE, Fitted, fitted
+from fourfold.cost.fitted import LINK_SHARE, Fitted, fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import device_names, load_device
@@ -18,7 +18,7 @@ TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_te
 def test_every_key_is_a_constant() -> None:
     known = {
         "device": {field.name for field in fields(Kernels)},
-        "software": ({field.name for field in fields(SoftwareProfile)} - {"name"}) | {INHERITS},
+        "software": {field.name for field in fields(SoftwareProfile)} - {"name"},
     }
     for part, names in known.items():
         for owner, entry in TABLE[part].items():
@@ -37,10 +37,7 @@ def test_no_constant_equals_what_would_be_inherited() -> None:
     for part, inherited in above.items():
         for owner, constant in inherited.items():
             entry = TABLE[part] if part == "link" else TABLE[part][owner]
-            assert [key for key, each in entry.items() if key != INHERITS and each == constant[key]] == [], (
-                part,
-                owner,
-            )
+            assert [key for key, each in entry.items() if each == constant[key]] == [], (part, owner)
 
 
 def test_shares_are_shares() -> None:
@@ -107,34 +104,6 @@ def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
     for platform in ("megatron-deepspeed-rocm-2024", "megatron-deepspeed-rocm"):
         software = constants.software(platform)
         assert (software.logits_bytes, software.saved_bytes) == (8.0, 1.5), "word by word"
-
-
-def test_a_profile_inherits_from_the_one_that_it_names() -> None:
-    entries = {
-        "default": {"saved_bytes": 4.0},
-        "megatron": {"saved_bytes": 1.5, "fused": 0.7},
-        "internevo": {"inherits": "megatron", "fused": 0.6},
-        "internevo-2024": {"link_speed": 0.8},
-    }
-    constants = Fitted({}, entries, {})
-    assert constants.ancestry("internevo-2024") == ["default", "megatron", "internevo"]
-    found = constants.software("internevo-2024")
-    assert (found.saved_bytes, found.fused, found.link_speed) == (1.5, 0.6, 0.8)
-    assert [constants.family(name) for name in ("internevo-2030", "megatron-fork-2024", "halo-2026")] == [
-        "megatron",
-        "megatron",
-        "halo",
-    ]
-    entries["megatron"]["inherits"] = "internevo"
-    with pytest.raises(ValueError, match="from one another"):
-        constants.ancestry("internevo-2024")
-
-
-def test_every_shipped_profile_is_of_a_family_that_ships() -> None:
-    constants = fitted()
-    families = {constants.family(name) for name in constants.profiles} - {"default"}
-    assert families <= set(constants.profiles)
-    assert len(families) < 20 < len(constants.profiles)
 
 
 def test_this_projects_own_software_holds_what_its_programs_declare() -> None:

@@ -96,7 +96,7 @@ def test_cases_of_one_software_with_figures(runs: list[Case]) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('base = "megatrom-2023"', "did you mean 'megatron-2023'?"),
+        ('base = "megatrom-2023"', "did you mean 'megatron'?"),
         ('base = "megatron-2023"\n[constants]\ngem_speed = 1.0', "did you mean 'gemm_speed'?"),
         ('base = "megatron-2023"\n[constants]\ngemm_speed = "fast"', "a value that works"),
         ('base = "megatron-2023"\n[constants]\ngemm_speed = nan', "a value that works"),

@@ -10,7 +10,7 @@ from fourfold.api.options import Dtype, Objective, PlanOptions, Trainer
 from fourfold.api.plan_request import Asked, model_notes, planned_run, read_request
 from fourfold.api.simulation import simulate
 from fourfold.config import RunConfig, UserError
-from fourfold.cost.fitted import fitted
+from fourfold.cost.fitted import framework_of
 from fourfold.plan.constraints import parse_fixed
 from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
 from fourfold.plan.planner import Plan, make_plan
@@ -94,7 +94,7 @@ class PlanResult:
             return []
         found: list[tuple[str, float | None]] = []
         for name in COMPARED:
-            if name == fitted().family(request.software.name):
+            if name == framework_of(request.software.name):
                 continue
             runs = (
                 TRAINERS[name].permits(request, best.candidate)

@@ -24,8 +24,6 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.software import SoftwareProfile
 
 NONE: Mapping[str, float] = MappingProxyType({})
-INHERITS = "inherits"
-"""Key of a software profile that names the one that it inherits from."""
 LINK_SHARE = 0.8
 """Share of a level's bandwidth that collectives reach where nothing was fitted."""
 _EXAMPLE = 'base = "megatron-2025" and, under [constants], gemm_speed = 0.95'
@@ -38,12 +36,11 @@ _FILES = SmallToml(
 class Fitted:
     """Constants by name. An entry states only what departs from what it inherits.
 
-    `profiles`: families of trainers, their members, and years of these. One inherits from the profile that it names
-    (`inherits = "megatron"`), else from the longest name that its own begins with, word by word (`megatron-deepspeed` from
-    `megatron`, `torchtitan-2026` from `torchtitan`), else from `default`, and `default` from the class `SoftwareProfile`. A year
-    that has no entry inherits its framework's numbers, but words and switches (`dispatcher = "hybridep"`) from the nearest
-    year that has one. `devices`: each inherits from `default`, and `default` from `Kernels`. `links`: inherit from `Links` and
-    `LINK_SHARE`."""
+    `profiles`: families of trainers. One inherits from each name that its own begins with, word by word
+    (`megatron-deepspeed` from `megatron`), that from `default`, and `default` from the class `SoftwareProfile`. A year
+    (`torchtitan-2026`) inherits from its framework. A year that has no entry inherits its framework's numbers, but words
+    and switches (`dispatcher = "hybridep"`) from the nearest year that has one. `devices`: each inherits from `default`,
+    and `default` from `Kernels`. `links`: inherit from `Links` and `LINK_SHARE`."""
 
     devices: Mapping[str, Mapping[str, Any]]
     profiles: Mapping[str, Mapping[str, Any]]
@@ -55,7 +52,7 @@ class Fitted:
 
     def entry(self, name: str) -> dict[str, Any]:
         """All constants of a software profile: its own over those that it inherits."""
-        return {**self.inherited(name), **_constants(self.profiles.get(name, {}))}
+        return {**self.inherited(name), **self.profiles.get(name, {})}
 
     def inherited(self, name: str) -> dict[str, Any]:
         """All constants that a software profile of that name has if its own entry states nothing."""
@@ -63,35 +60,12 @@ class Fitted:
         if nearest and framework_of(name) not in self.profiles:
             return self.entry(nearest)
         found = {field.name: field.default for field in fields(SoftwareProfile) if field.name != "name"}
-        for ancestor in self.ancestry(name):
-            found.update(_constants(self.profiles.get(ancestor, {})))
+        for ancestor in ("default", *ancestors_of(name)):
+            if ancestor != name:
+                found.update(self.profiles.get(ancestor, {}))
         if nearest:
             found.update({key: each for key, each in self.entry(nearest).items() if isinstance(each, bool | str)})
         return found
-
-    def ancestry(self, name: str) -> list[str]:
-        """The profiles that one of that name inherits from, `default` first, its parent last."""
-        found: list[str] = []
-        while name != "default":
-            name = self._parent(name)
-            if name in found:
-                raise ValueError(f"software profiles inherit from one another: {' and '.join(found)}")
-            found.append(name)
-        return found[::-1]
-
-    def family(self, name: str) -> str:
-        """The family that a software profile is of: its framework, or what that names as the one it inherits from, and so on."""
-        framework = framework_of(name)
-        if framework not in self.profiles:
-            framework = next((each for each in reversed(ancestors_of(name)) if each in self.profiles), framework)
-        while INHERITS in self.profiles.get(framework, {}):
-            framework = self.profiles[framework][INHERITS]
-        return framework
-
-    def _parent(self, name: str) -> str:
-        stated = self.profiles.get(name, {}).get(INHERITS)
-        listed = (each for each in reversed(ancestors_of(name)) if each != name and each in self.profiles)
-        return stated or next(listed, "default")
 
     def _nearest(self, name: str) -> str:
         """The entry of the same framework whose date is nearest, the later of two; an empty name where there is none."""
@@ -136,10 +110,6 @@ class Fitted:
     @property
     def link_share(self) -> float:
         return float(self.links.get("share", LINK_SHARE))
-
-
-def _constants(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: each for key, each in entry.items() if key != INHERITS}
 
 
 def framework_of(software: str) -> str:

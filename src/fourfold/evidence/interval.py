@@ -1,5 +1,4 @@
-"""How far a measured run lies from its prediction: intervals that 80 % of published runs fall into, by what is known of a run: its
-software and device as a pair, one of them, or neither.
+"""How far a measured run lies from its prediction: intervals that 80 % of published runs fall into, by what is known of a run.
 
 The table holds quantiles of measured / predicted over runs whose sources the constants had not seen
 (`benchmarks/published/fit_intervals.py`)."""
@@ -10,7 +9,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
-from fourfold.cost.fitted import fitted
+from fourfold.cost.fitted import framework_of
 from fourfold.cost.prices import Prices
 
 Quantity = Literal["time", "memory"]
@@ -38,35 +37,20 @@ def interval(quantity: Quantity, prices: Prices) -> Interval | None:
     run tells how far predictions are off there."""
     if prices.cluster.calibration or prices.cluster.device.units is None:
         return None
-    return published_interval(quantity, prices.software.name, prices.cluster.device.key)
-
-
-def published_interval(quantity: Quantity, software: str, device: str) -> Interval:
-    """The interval for a software and an accelerator, by their names."""
     table = evidence_table()
-    found = nearest_interval(table[quantity], software, device, table)
+    found = table[quantity][known(prices.software.name, prices.cluster.device.key, table)]
     return Interval(found["low"], found["high"], table["share"], found["runs"], found["sources"])
-
-
-def nearest_interval(intervals: dict[str, Any], software: str, device: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The interval of the software's family on that device; where too few runs tell of that pair, of the family on any device that
-    published runs inform; else what holds for all that is known as little."""
-    state, family = known(software, device, table), fitted().family(software)
-    if state != "named_profiled":
-        return intervals[state]
-    of_pair = intervals.get("pairs", {}).get(family, {}).get(device)
-    return of_pair or intervals.get("families", {}).get(family) or intervals[state]
 
 
 def known(software: str, device: str, table: dict[str, Any]) -> str:
     """The key of the table for what is known: whether published runs of several sources inform the software and the device."""
-    names = "named" if fitted().family(software) in table["software"] else "unnamed"
+    names = "named" if framework_of(software) in table["software"] else "unnamed"
     return f"{names}_{'profiled' if device in table['devices'] else 'unprofiled'}"
 
 
 def is_named(software: str) -> bool:
     """Whether published runs inform a software profile."""
-    return fitted().family(software) in evidence_table()["software"]
+    return framework_of(software) in evidence_table()["software"]
 
 
 @lru_cache(maxsize=1)

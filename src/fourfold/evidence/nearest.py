@@ -13,7 +13,7 @@ from operator import ne, sub
 from typing import Any
 
 from fourfold.config import ModelConfig
-from fourfold.cost.fitted import fitted
+from fourfold.cost.fitted import framework_of
 from fourfold.cost.prices import Prices
 from fourfold.model.counts import num_active_parameters, num_parameters
 from fourfold.program.schedule import find_schedule
@@ -102,7 +102,7 @@ def around(model: ModelConfig, prices: Prices, devices: int, sequence_length: in
         "peak_flops": device.peak("bf16"),
         "devices": devices,
         "sequence_length": sequence_length,
-        "software": fitted().family(prices.software.name),
+        "software": framework_of(prices.software.name),
         "gemm_dtype": prices.gemm_dtype,
     }
 

@@ -100,12 +100,12 @@ def _device_cells(row: Row) -> list[str]:
 
 
 def _software() -> Iterable[Row]:
-    from fourfold.cost.fitted import fitted
+    from fourfold.cost.fitted import framework_of
     from fourfold.simulate.run_prices import OWN_SOFTWARE, software_named, software_names
 
-    names, family = software_names(), fitted().family
-    for name in [OWN_SOFTWARE, *sorted({family(each) for each in names} - {OWN_SOFTWARE})]:
-        dated = [each for each in names if each != name and family(each) == name]
+    names = software_names()
+    for name in [OWN_SOFTWARE, *sorted({framework_of(each) for each in names} - {OWN_SOFTWARE})]:
+        dated = [each for each in names if each != name and framework_of(each) == name]
         yield {**asdict(software_named(name)), "name": name, "dated": dated}
 
 

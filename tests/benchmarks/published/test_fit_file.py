@@ -37,7 +37,7 @@ def in_full(table: Table) -> Table:
     """Every entry with all of its constants, inherited or not."""
     constants, full = constants_of(table), copied(table)
     for name in full["software"]:
-        full["software"][name] |= {key: each for key, each in constants.entry(name).items() if each is not None}
+        full["software"][name] = {key: each for key, each in constants.entry(name).items() if each is not None}
     for name in full["device"]:
         full["device"][name] = {key: getattr(constants.device(name), key) for key in ("low_share", "gemm_share")} | {
             **full["device"][name]

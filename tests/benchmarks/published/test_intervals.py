@@ -3,21 +3,7 @@
 import numpy as np
 import pytest
 
-from fit_intervals import (
-    OTHERS,
-    QUANTITIES,
-    SHARE,
-    STATES,
-    PairRatio,
-    Ratio,
-    coverage,
-    ends,
-    pair_coverage,
-    pair_ends,
-    pair_table,
-    table_of,
-    weighed,
-)
+from fit_intervals import QUANTITIES, SHARE, STATES, Ratio, coverage, ends, table_of, weighed
 
 DRAW = np.random.default_rng(5)
 
@@ -66,35 +52,3 @@ def test_the_table_counts_runs_and_sources() -> None:
     entry = table_of(made(0.2, sources=4, runs=5))["time"]["named_profiled"]
     assert (entry["runs"], entry["sources"]) == (20, 4)
     assert entry["low"] < 1 < entry["high"]
-
-
-def of_pairs(spreads: dict[tuple[str, str], float], sources: int = 30, runs: int = 4) -> list[PairRatio]:
-    return [
-        PairRatio(float(np.exp(DRAW.normal(0, spread))), f"{family}{device}{source}", family, device)
-        for (family, device), spread in spreads.items()
-        for source in range(sources)
-        for _ in range(runs)
-    ]
-
-
-def test_a_pair_that_is_predicted_well_has_a_narrower_interval() -> None:
-    found = of_pairs({("good", "x"): 0.05, ("bad", "x"): 0.5}, sources=200)
-    (good_low, good_high), (bad_low, bad_high) = (pair_ends(found, family, "x") for family in ("good", "bad"))
-    assert bad_low < good_low < 1 < good_high < bad_high
-    few = of_pairs({("good", "x"): 0.05}, sources=2) + of_pairs({("bad", "x"): 0.5})
-    assert pair_ends(few, "good", "x")[1] > good_high, "two sources say little beside as much of others"
-    assert OTHERS > 2
-
-
-def test_left_out_sources_of_pairs_alike_are_covered_as_often_as_the_share() -> None:
-    found = of_pairs({("a", "x"): 0.2, ("a", "y"): 0.2, ("b", "x"): 0.2})
-    assert pair_coverage(found, lambda each: each.file) == pytest.approx(SHARE, abs=0.06)
-    assert pair_coverage(found, lambda each: (each.family, each.device)) == pytest.approx(SHARE, abs=0.06)
-
-
-def test_the_table_has_pairs_of_several_sources_and_families() -> None:
-    found = of_pairs({("a", "x"): 0.2}, sources=3) + of_pairs({("a", "y"): 0.2, ("unknown", "x"): 0.2}, sources=1)
-    table = pair_table(found)
-    assert table["pairs"].keys() == {"a"} == table["families"].keys()
-    assert table["pairs"]["a"].keys() == {"x"}
-    assert (table["families"]["a"]["sources"], table["pairs"]["a"]["x"]["runs"]) == (4, 12)

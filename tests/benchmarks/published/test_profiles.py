@@ -1,23 +1,22 @@
-"""Flags that the makers of trainers document, and the families that their software profiles are of."""
+"""The software profile of a trainer: a dozen families, whose members' makers document flags."""
 
 import pytest
 
 import fit_file
-from fit_table import constants_of
 from fourfold.cost.fitted import fitted
-from profiles import Documented, documented
-from software import on_platform, trainer_of
+from profiles import FAMILIES, PROFILES, Documented, documented, profile_of
+from software import trainer_of
 
 
 @pytest.mark.parametrize(
-    ("source", "family"),
+    ("source", "profile"),
     [
         ("Megatron-LM (2021)", "megatron"),
         ("MegaScale, 2024", "megatron"),
         ("GPT-NeoX, 2022", "megatron-deepspeed"),
-        ("bigscience-workshop/bigscience chronicles", "megatron-deepspeed"),
         ("Megatron Bridge 26.06", "nemo"),
-        ("prime-rl, 2026", "torchtitan"),
+        ("prime-rl, 2026", "torchtitan-2026"),
+        ("torchtitan, 2025", "torchtitan"),
         ("an own trainer, FSDP2", "pytorch"),
         ("llm-foundry, 2023", "pytorch"),
         ("XTuner, 2024", "deepspeed"),
@@ -25,20 +24,22 @@ from software import on_platform, trainer_of
         ("a blog", "unknown"),
     ],
 )
-def test_a_source_is_of_the_family_of_its_trainer(source: str, family: str) -> None:
-    assert fitted().family(trainer_of(source, "", source).name) == family
+def test_a_source_has_the_profile_of_its_family(source: str, profile: str) -> None:
+    assert trainer_of(source, "", source).profile == profile
 
 
-def test_megatron_on_amd_is_one_family_wherever_it_comes_from() -> None:
-    for source in ("Megatron-LM, 2025", "NeMo, 2025", "Megatron-DeepSpeed, 2023"):
-        assert fitted().family(on_platform(trainer_of(source), "mi300x").name) == "megatron-rocm"
-    assert fitted().family("torchtitan-xpu-2026") == "torchtitan"
+def test_a_platform_is_a_profile_where_its_kernels_are_others() -> None:
+    assert profile_of("megatron", "rocm") == profile_of("megatron-deepspeed", "rocm") == "megatron-rocm"
+    assert profile_of("torchtitan", "xpu") == "torchtitan"
 
 
-def test_what_ships_inherits_as_the_prior_does() -> None:
-    prior = constants_of(fit_file.read(fit_file.PRIOR))
-    for name in fitted().profiles:
-        assert fitted().family(name) == prior.family(name), name
+def test_a_framework_is_of_one_family_and_every_profile_ships() -> None:
+    members = [framework for frameworks in FAMILIES.values() for framework in frameworks]
+    assert len(members) == len(set(members))
+    assert set(members).isdisjoint(PROFILES)
+    assert 12 <= len(PROFILES) <= 15
+    assert set(fitted().profiles) == {*PROFILES, "default", "fourfold"}
+    assert set(fit_file.read(fit_file.PRIOR)["software"]) <= {*PROFILES, "default", "fourfold"}
 
 
 def test_what_makers_document() -> None:
