@@ -176,8 +176,8 @@ def train_locally(
         say_what_is_imported(config)
     upkeep = Upkeep(folder.path)
     try:
-        return _train_stages(
-            *(
+        for part in count():
+            end = _train_stage(
                 config,
                 ranks,
                 folder,
@@ -187,47 +187,15 @@ def train_locally(
                 change,
                 spares,
                 member,
-                server,
+                server if part == 0 else None,
+                part,
                 allow_other_code,
                 upkeep,
             )
-        )
+            if end.outcome is None or end.outcome.exit_code or folder.finished_step() is not None:
+                return end
     finally:
         upkeep.end(_ignore if quiet else write_plain)
-
-
-def _train_stages(
-    config: RunConfig,
-    ranks: int | None,
-    folder: RunFolder,
-    quiet: bool,
-    worker: tuple[str, ...] | None,
-    grace_seconds: float,
-    change: bool,
-    spares: int,
-    member: Member | None,
-    server: Started | None,
-    allow_other_code: bool,
-    upkeep: Upkeep,
-) -> TrainingEnd:
-    for part in count():
-        end = _train_stage(
-            config,
-            ranks,
-            folder,
-            quiet,
-            worker,
-            grace_seconds,
-            change,
-            spares,
-            member,
-            server if part == 0 else None,
-            part,
-            allow_other_code,
-            upkeep,
-        )
-        if end.outcome is None or end.outcome.exit_code or folder.finished_step() is not None:
-            return end
     raise AssertionError("a run ends")
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint.tensor_file import dtype_name
-from fourfold.checkpoint.unit_shard import MASTER, REMAINDER, WEIGHTS, UnitShard
+from fourfold.checkpoint.unit_shard import MASTER, UnitShard
 from fourfold.model import halves
+from fourfold.model.halves import REMAINDER, WEIGHTS
 from fourfold.model.torch_operations import torch_dtype
 
 HALVES = {WEIGHTS: "bf16", REMAINDER: "int16"}

@@ -16,8 +16,9 @@ from fourfold.checkpoint.formats import as_saved, converts
 from fourfold.checkpoint.manifest import Manifest, UnitRecord, read_manifest
 from fourfold.checkpoint.saved_state import SavedState, TensorRead
 from fourfold.checkpoint.tensor_file import dtype_name
-from fourfold.checkpoint.unit_shard import MASTER, WEIGHTS, UnitShard
+from fourfold.checkpoint.unit_shard import MASTER, UnitShard
 from fourfold.config import FinalFailure
+from fourfold.model.halves import WEIGHTS
 
 
 def check_fits(

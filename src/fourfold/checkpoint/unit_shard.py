@@ -10,8 +10,6 @@ from fourfold.checkpoint.boxes import Box
 from fourfold.layout import FlatLayout, Layout
 
 MASTER = "master"
-WEIGHTS, REMAINDER = "weights", "remainder"
-"""Roles of master weights in halves: the parameters in bf16, and what these lack (`model/halves.py`)."""
 
 
 @dataclass(frozen=True)

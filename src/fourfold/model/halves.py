@@ -7,6 +7,8 @@ signed count of units in the last place that fits 16 bits: number = (weight << 1
 import torch
 from torch import Tensor
 
+WEIGHTS, REMAINDER = "weights", "remainder"
+"""The names of both halves among the states of a unit, in memory and in checkpoints."""
 _HALF = 0x8000
 
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fourfold.layout import FlatLayout
+from fourfold.model.halves import WEIGHTS
 from fourfold.model.spec import Segment
 from fourfold.program import Instruction
 from fourfold.runtime.corruption import by_parameter
-from fourfold.runtime.units import MASTER, WEIGHTS, Unit, is_live
+from fourfold.runtime.units import MASTER, Unit, is_live
 
 if TYPE_CHECKING:
     from fourfold.runtime.executor import Executor

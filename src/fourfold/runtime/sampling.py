@@ -84,9 +84,9 @@ class Samples:
         unit, rows = self._state.units[step.segment or ""], sampled_rows(self._sampled)
         segment = (step.segment or "").partition(".")[0]
         ranges = self._parts.ranges(step.segment or "")
-        for name, tensor in (("gradient", unit.grad_shard), ("weight", unit.numbers)):
+        for name in ("gradient", "weight"):
             if name in rows:
-                row = self._row(name, segment)
+                row, tensor = self._row(name, segment), unit.grad_shard if name == "gradient" else unit.numbers
                 for start, end in ranges:
                     row.add_(squared_norm(tensor[start:end]))
         if "update" in rows:

@@ -26,8 +26,6 @@ from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker
 
 MASTER = "master"
-WEIGHTS, REMAINDER = "weights", "remainder"
-"""Roles of master weights in halves: the shard of parameters, and what it lacks (`model/halves.py`)."""
 FillShard = Callable[[FlatLayout, int, Tensor], None]
 
 
@@ -56,7 +54,7 @@ class Unit:
     @property
     def states(self) -> dict[str, Tensor]:
         """Master weights (`master`, or `weights` and `remainder`) and optimizer states, by role, where they lie between steps."""
-        halves_of_weights = {WEIGHTS: self.shard} if self.in_halves else {}
+        halves_of_weights = {halves.WEIGHTS: self.shard} if self.in_halves else {}
         return {**halves_of_weights, **self.device_states, **self.away}
 
     @property
@@ -67,7 +65,7 @@ class Unit:
     @property
     def master_role(self) -> str:
         """The role of `master`."""
-        return REMAINDER if self.in_halves else MASTER
+        return halves.REMAINDER if self.in_halves else MASTER
 
     @property
     def numbers(self) -> Tensor:
