@@ -122,8 +122,8 @@ MISTAKES: list[tuple[Callable[[Path], Any], str]] = [
     (lambda place: [{"name": "a", "corpus": str(place / "empty.npy")}], r"run\.validation 'a': .*at least 2 are needed"),
     (lambda place: [{"name": "a", "corpus": str(place / "big.npy")}], r"validation 'a': .*big\.npy: token 1 holds .* 999"),
     (lambda place: [{"name": "a", "corpus": str(place / "code")}] * 2, r"two sets are named 'a'; what works: another name"),
-    (lambda place: [{"name": "a b", "corpus": "x"}], r"run\.validation\.0\.name = 'a b'"),
-    (lambda place: [{"corpus": "x"}], r"'run\.validation\.0\.name' is missing"),
+    (lambda place: [{"name": "a b", "corpus": "x"}], r"run\.validation 1: name = 'a b'"),
+    (lambda place: [{"corpus": "x"}], r"'run\.validation 1: name' is missing"),
 ]  # fmt: skip
 
 

@@ -149,12 +149,12 @@ def test_validation_has_each_source_by_its_largest_weight() -> None:
         ((1, [{"step": 1, "tokens": 3, "weight": 2.0}]), "each change of a source states step"),
         ((1, [{"step": 1, "weight": 2.0}, {"tokens": 900, "weight": 1.0}]), "each change of a source states step"),
         ((1, [{"step": 9, "weight": 2.0}, {"step": 9, "weight": 1.0}]), "changes of a weight rise in their step or tokens"),
-        ((1, [{"step": 0, "weight": 2.0}]), r"later\.0\.step = 0: input should be greater than 0"),
-        ((1, [{"step": 3, "weight": -1.0}]), r"later\.0\.weight = -1\.0"),
+        ((1, [{"step": 0, "weight": 2.0}]), r"later 1: step = 0: input should be greater than 0"),
+        ((1, [{"step": 3, "weight": -1.0}]), r"later 1: weight = -1\.0"),
     ],
 )  # fmt: skip
 def test_weights_that_cannot_be_are_refused_by_their_key(source: tuple[int, Any], message: str) -> None:
-    with pytest.raises(UserError, match=rf"data\.corpus\.1.*{message}"):
+    with pytest.raises(UserError, match=rf"data\.corpus 2.*{message}"):
         run(1, source)
 
 
