@@ -81,7 +81,7 @@ def optimizer(formats: str) -> ShardOptimizer:
     section, master, weights = OptimizerSection.model_validate(stated), torch.randn(NUMEL), None
     if formats == "halves":
         weights, remainders = torch.empty(NUMEL, dtype=torch.bfloat16), torch.empty(NUMEL, dtype=torch.int16)
-        halves.split(master, weights, remainders)
+        halves.split_halves(master, weights, remainders)
         master = remainders
     narrow = None if formats == "fp32" else NarrowShard(flat, 0, {}, torch.float32, 1 << 18, weights)
     return ShardOptimizer(section, master, [(0, NUMEL, True, 1.0)], 0, narrow)

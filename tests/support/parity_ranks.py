@@ -15,7 +15,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.kernels.matmul.libraries import by_onednn
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.model import torch_operations
-from fourfold.model.halves import join
+from fourfold.model.halves import join_halves
 from fourfold.model.operations import with_operations
 from fourfold.program import Program, RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import host_peak_bytes, ledger
@@ -164,7 +164,7 @@ def run_rank(
 def master_weights(unit: Unit) -> torch.Tensor:
     """The unit's shard of master weights, in the format of the arithmetic."""
     states = unit.states
-    return states["master"] if "master" in states else join(states["weights"], states["remainder"])
+    return states["master"] if "master" in states else join_halves(states["weights"], states["remainder"])
 
 
 def saved_folder(out: Path) -> Path:

@@ -64,8 +64,8 @@ def _copy(out: Tensor, values: Tensor) -> None:
 
 
 def _join(out: Tensor, weights: Tensor, remainders: Tensor) -> None:
-    out.copy_(halves.join(weights, remainders))
+    out.copy_(halves.join_halves(weights, remainders))
 
 
 def _split(numbers: Tensor, weights: Tensor, remainders: Tensor) -> None:
-    halves.split(numbers.to(weights.device), weights, remainders)
+    halves.split_halves(numbers.to(weights.device), weights, remainders)

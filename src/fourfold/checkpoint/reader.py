@@ -13,7 +13,7 @@ from fourfold.checkpoint.saved_state import SavedState
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import MASTER, extra_name
 from fourfold.config import RunFailure
-from fourfold.model.halves import join
+from fourfold.model.halves import join_halves
 from fourfold.model.torch_operations import torch_dtype
 
 
@@ -66,7 +66,7 @@ class ParameterReader:
             return result
 
         if name in self._in_halves:
-            found = join(*(read(role, torch_dtype(dtype)) for role, dtype in HALVES.items()))
+            found = join_halves(*(read(role, torch_dtype(dtype)) for role, dtype in HALVES.items()))
         else:
             found = read(MASTER, self._dtypes[name])
         return found.view(end - start, *shape[1:])

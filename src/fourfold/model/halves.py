@@ -12,13 +12,13 @@ WEIGHTS, REMAINDER = "weights", "remainder"
 _HALF = 0x8000
 
 
-def join(weights: Tensor, remainders: Tensor) -> Tensor:
+def join_halves(weights: Tensor, remainders: Tensor) -> Tensor:
     """The numbers [n], fp32, of `weights` [n], bf16, and `remainders` [n], int16; in new memory."""
     bits = weights.view(torch.int16).to(torch.int32)
     return bits.bitwise_left_shift_(16).add_(remainders).view(torch.float32)
 
 
-def split(numbers: Tensor, weights: Tensor, remainders: Tensor) -> None:
+def split_halves(numbers: Tensor, weights: Tensor, remainders: Tensor) -> None:
     """Writes the halves of `numbers` [n], fp32, to `weights` [n], bf16, and `remainders` [n], int16. Allocates 4 n bytes."""
     bits = numbers.view(torch.int32)
     upper = (bits + _HALF).bitwise_right_shift_(16)

@@ -58,10 +58,10 @@ class SplitWeights:
     remainders: Tensor
 
     def load(self) -> Tensor:
-        return halves.join(self.weights, self.remainders)
+        return halves.join_halves(self.weights, self.remainders)
 
     def store(self, values: Tensor, update: int) -> None:
-        halves.split(values, self.weights, self.remainders)
+        halves.split_halves(values, self.weights, self.remainders)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Unit:
     @property
     def numbers(self) -> Tensor:
         """The master weights [shard] in the format of the arithmetic; in halves, a copy."""
-        return halves.join(self.shard, self.master) if self.in_halves else self.master
+        return halves.join_halves(self.shard, self.master) if self.in_halves else self.master
 
     def copy_master(self) -> None:
         """Copies the master weights on the device to the shard of parameters; in halves they are there already."""
@@ -104,7 +104,7 @@ def build_units(
             continue
         numbers = torch.empty(unit.flat.shard_numel, dtype=torch.float32, device=device)
         fill(unit.flat, unit.index, numbers)
-        halves.split(numbers, unit.shard, master)
+        halves.split_halves(numbers, unit.shard, master)
     return units
 
 

@@ -32,8 +32,8 @@ def test_halves_make_up_every_number() -> None:
         torch.empty(numbers.numel(), dtype=torch.bfloat16),
         torch.empty(numbers.numel()).to(torch.int16),
     )
-    halves.split(numbers, weights, remainders)
-    assert torch.equal(halves.join(weights, remainders).view(torch.int32), numbers.view(torch.int32))
+    halves.split_halves(numbers, weights, remainders)
+    assert torch.equal(halves.join_halves(weights, remainders).view(torch.int32), numbers.view(torch.int32))
 
 
 def test_the_upper_half_is_the_nearest_bf16() -> None:
@@ -42,7 +42,7 @@ def test_the_upper_half_is_the_nearest_bf16() -> None:
         torch.empty(numbers.numel(), dtype=torch.bfloat16),
         torch.empty(numbers.numel()).to(torch.int16),
     )
-    halves.split(numbers, weights, remainders)
+    halves.split_halves(numbers, weights, remainders)
     tie = (numbers.view(torch.int32) & 0xFFFF) == 0x8000
     assert torch.equal(weights[~tie], numbers[~tie].bfloat16())
     assert (weights[tie].double().abs() > numbers[tie].double().abs()).all()
@@ -158,7 +158,7 @@ def test_updates_of_halves_are_those_of_full_numbers(name: str) -> None:
     section, draw = OptimizerSection.model_validate({"name": name, "lr": 0.01}), torch.Generator().manual_seed(3)
     master = torch.randn(64, generator=draw)
     weights, remainders = torch.empty(64, dtype=torch.bfloat16), torch.empty(64, dtype=torch.int16)
-    halves.split(master, weights, remainders)
+    halves.split_halves(master, weights, remainders)
     runs = [(0, 48, True, 1.0), (48, 64, False, 0.5)]
     full = ShardOptimizer(section, master, runs)
     split = ShardOptimizer(section, remainders, runs, 0, NarrowShard(flat, 0, {}, torch.float32, 16, weights))
@@ -166,7 +166,7 @@ def test_updates_of_halves_are_those_of_full_numbers(name: str) -> None:
         gradient = torch.randn(64, generator=draw)
         full.update(gradient.clone(), 0.01, update, 0.7)
         split.update(gradient.clone(), 0.01, update, 0.7)
-        assert torch.equal(halves.join(weights, remainders), master)
+        assert torch.equal(halves.join_halves(weights, remainders), master)
         assert all(torch.equal(split.state[role], full.state[role]) for role in full.state)
 
 
@@ -176,7 +176,7 @@ def test_a_step_that_is_skipped_on_a_device_leaves_every_bit(name: str) -> None:
     flat = FlatLayout("u", "dense", parameters, 0, 64, 1, 0, (), ())
     section = OptimizerSection.model_validate({"name": name, "lr": 0.01, "state_dtype": "bf16"})
     weights, remainders = torch.empty(64, dtype=torch.bfloat16), torch.empty(64, dtype=torch.int16)
-    halves.split(torch.randn(64, generator=torch.Generator().manual_seed(3)), weights, remainders)
+    halves.split_halves(torch.randn(64, generator=torch.Generator().manual_seed(3)), weights, remainders)
     optimizer = ShardOptimizer(
         section, remainders, [(0, 64, True, 1.0)], 0, NarrowShard(flat, 0, {}, torch.float32, 9, weights)
     )
