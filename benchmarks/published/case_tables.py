@@ -35,7 +35,7 @@ def case_table(case: PublishedCase) -> dict[str, Any]:
         "name": run.name,
         "source": run.source,
         "model": _model(run.model),
-        "batch": run.run.batch.model_dump(exclude_none=True),
+        "batch": run.run.batch.model_dump(exclude_none=True, exclude_defaults=True),
         "layout": run.run.layout.model_dump(exclude_defaults=True),
         "precision": run.run.precision.model_dump(exclude_none=True, exclude={"gemm_gradients"}),
         "cluster": _cluster(run, case),
