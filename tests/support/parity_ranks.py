@@ -140,7 +140,7 @@ def run_rank(
                 peak = measure_step(executor, program, data, config.optimizer.lr, units)
             continue
         result = executor.run(program, data, config.optimizer.lr, observe)
-        losses.append(result.loss + (result.mtp_loss or 0.0))
+        losses.append(result.loss + (result.mtp_loss or 0.0) + (result.z_loss or 0.0))
         norms.append(result.grad_norm)
     return {
         "losses": losses,

@@ -155,18 +155,22 @@ def _reference(table: dict[str, Any]) -> Record:
         total = int((batch.targets != -100).sum())
         loss = torch.zeros((), dtype=dtype)
         auxiliary = torch.zeros((), dtype=dtype)
+        squares = torch.zeros((), dtype=dtype)
         ahead.begin(batch)
         for row in range(rows):
             start = 0
             for size in batch.document_lengths[row]:  # a document alone is attention that never leaves it
                 span = slice(start, start + size)
                 logits = model(batch.tokens[row : row + 1, span]).logits[0].to(dtype)
-                loss = loss + F.cross_entropy(logits, batch.targets[row, span], ignore_index=-100, reduction="sum")
+                targets = batch.targets[row, span]
+                loss = loss + F.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+                squares = squares + logits.logsumexp(-1)[targets >= 0].square().sum()
                 ahead.add(row, span)
                 start += size
             auxiliary = auxiliary + routing.sequence_loss(rows, length)
-        (loss / total + model_config.mtp_loss * ahead.loss + auxiliary).backward()
-        record.losses.append(loss.item() / total + torch.as_tensor(ahead.loss).item())
+        z_loss = model_config.logits_z_loss * squares / total
+        (loss / total + z_loss + model_config.mtp_loss * ahead.loss + auxiliary).backward()
+        record.losses.append(loss.item() / total + torch.as_tensor(ahead.loss).item() + z_loss.item())
         gradients = {name: p.grad for name, p in parameters.items()}
         record.gradients = {name: view_of(name, gradients).clone() for name in parts}
         limit = section.clip_norm if section.clip_norm is not None else float("inf")

@@ -181,6 +181,9 @@ class ModelConfig(LayerConfig):
     """Whether the embedding is multiplied by the root of `hidden_size` (Gemma). Default: false."""
     logit_softcap: Positive | None = None
     """Cap c of the logits z of the next token, which become c tanh(z / c) (Gemma-2). Left out: they are not capped."""
+    logits_z_loss: Weight = 0.0
+    """Weight of the z-loss of the next token's logits: the mean over the targets of logsumexp(logits) squared (PaLM, 2022,
+    section 5). Default: 0."""
     exceptions: Annotated[tuple[LayerException, ...], Field(strict=False)] = ()
     """Layers that differ from the others, and in what: tables with `layers` or `every`, and the keys of those layers."""
     max_position: Size = 131072

@@ -10,7 +10,7 @@ from fourfold.huggingface.key import Key
 TRAINING = frozenset(
     {"family", "block", "tie_embeddings", "max_position", "init_std", "mup_base_hidden_size", "mup_base_head_dim"}
     | {"delta_step_bias"}
-    | {"balance_loss", "z_loss", "capacity_factor", "mtp_loss"}
+    | {"balance_loss", "z_loss", "logits_z_loss", "capacity_factor", "mtp_loss"}
 )
 """Keys of `ModelConfig` that any family may have: they change nothing that its weights compute, or stand in each `config.json`."""
 SCALINGS = {

@@ -4,6 +4,9 @@ The loss's divisor is known before backward (the one loss rule), so in training 
 one: each chunk's logits are made once, turned into their own gradient in place, and dropped. Where the vocabulary is split
 over `tp`, no rank sees a full row of logits: three numbers a token are exchanged (Shoeybi et al. 2019, section 3). Rows
 that pad the vocabulary have no probability, so that their gradients are zero.
+
+With a z-loss of weight c (Chowdhery et al. 2022, section 5) a token adds c Z^2, Z = logsumexp(logits). Since the gradient of Z is
+the softmax p, the logits' is (1 + 2 c Z) p, less one at the target: a factor of each token.
 """
 
 import math
@@ -42,24 +45,25 @@ class HeadParameters(Parameters[T]):
         return table
 
 
-def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weight]) -> Array:
-    """The sum of the token losses, a scalar in fp32 (fp64 for fp64), the same on every rank of `tp`.
+def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weight], z_loss: float = 0.0) -> Array:
+    """The sum of the token losses, [1] in fp32 (fp64 for fp64), the same on every rank of `tp`; with `z_loss`, its weight, [2]: the
+    sum of Z^2 too.
 
     x [t, hidden], targets [batch, seq].
     """
     ops = env.ops
     normed, _ = normalize(ops, final_norm(env.model), x, w.norm)
     normed = gather_tokens(normed, env.parallel).wait()
-    total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
+    totals = _zeros(ops, normed, z_loss)
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
             logits = _summable(ops, logits)
             cap_(env, logits)
-            softmax = exponentiate(env, logits, target)
-            total.add_(softmax.loss)
+            softmax = exponentiate(env, logits, target, z_loss)
+            softmax.add_to(totals)
             del logits, softmax
-    return total
+    return totals
 
 
 def head_logits(env: Environment, x: Array, w: HeadParameters[Weight]) -> Array:
@@ -84,17 +88,23 @@ def slope_of_cap(env: Environment, capped: Array) -> Array | None:
 
 
 def head_loss_backward(
-    env: Environment, x: Array, targets: Array, w: HeadParameters[Weight], num_targets: Array, share: float = 1.0
+    env: Environment,
+    x: Array,
+    targets: Array,
+    w: HeadParameters[Weight],
+    num_targets: Array,
+    share: float = 1.0,
+    z_loss: float = 0.0,
 ) -> tuple[Array, Array]:
-    """The microbatch's loss sum and the gradient of (share * loss sum / num_targets) with respect to x; adds weight gradients,
-    at once even while others are deferred.
+    """The microbatch's sums, as in `head_loss`, and the gradient of (share * (loss sum + z_loss * sum of Z^2) / num_targets) with
+    respect to x; adds weight gradients, at once even while others are deferred.
 
-    `num_targets`: valid target tokens of the full global batch, an integer scalar. Returns (scalar, [t, hidden]).
+    `num_targets`: valid target tokens of the full global batch, an integer scalar. Returns ([1 or 2], [t, hidden]).
     """
     ops = env.ops
     normed, statistics = normalize(ops, final_norm(env.model), x, w.norm)
     normed = gather_tokens(normed, env.parallel).wait()
-    total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
+    totals = _zeros(ops, normed, z_loss)
     divisor = num_targets.clamp(min=1)
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
@@ -102,8 +112,8 @@ def head_loss_backward(
             logits = _summable(ops, logits)
             cap_(env, logits)
             slope = slope_of_cap(env, logits)
-            softmax = exponentiate(env, logits, target)
-            total.add_(softmax.loss)
+            softmax = exponentiate(env, logits, target, z_loss)
+            softmax.add_to(totals)
         with ops.fused():
             grad = logits_gradient(ops, [logits], softmax, divisor, share, part, slope)
             del logits, softmax, slope
@@ -115,7 +125,12 @@ def head_loss_backward(
     grad = arriving.wait()
     del arriving
     with ops.fused():
-        return total, normalize_backward(ops, final_norm(env.model), grad, x, statistics, w.norm)
+        return totals, normalize_backward(ops, final_norm(env.model), grad, x, statistics, w.norm)
+
+
+def _zeros(ops: Operations, normed: Array, z_loss: float) -> Array:
+    """Sums of the losses, and of Z^2 where that has a weight."""
+    return normed.new_zeros((2 if z_loss else 1,), dtype=ops.accumulation_dtype(normed))
 
 
 def _chunks(
@@ -139,19 +154,27 @@ def _tokens(chunk: tuple[Array, Array]) -> int:
 class Softmax:
     """A chunk's softmax, [tokens] each: probability = what `exponentiate` left in the logits x `factor`; with kernels of
     cross-entropy exp(logit - `maximum`) x `factor`. `column`: the target's among this rank's, where it is `here` and `valid`;
-    `loss`: the sum of the chunk's losses."""
+    `loss`: the sum of the chunk's losses; `square` that of Z^2 and `stretch` 1 + 2 c Z, where a z-loss has the weight c."""
 
     loss: Array
+    square: Array | None
+    stretch: Array | None
     factor: Array
     maximum: Array | None
     column: Array
     valid: Array
     here: Array
 
+    def add_to(self, totals: Array) -> None:
+        """Adds the chunk's sums. totals [1], or [2] with a z-loss."""
+        totals[0].add_(self.loss)
+        if self.square is not None:
+            totals[1].add_(self.square)
 
-def exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
+
+def exponentiate(env: Environment, logits: Array, target: Array, z_loss: float = 0.0) -> Softmax:
     """Turns logits [tokens, this rank's vocabulary] into exp(logit - this rank's maximum) in place; kernels of cross-entropy leave
-    them as they are. target [tokens], -100: none."""
+    them as they are. target [tokens], -100: none. `z_loss`: its weight."""
     ops = env.ops
     columns, tp = logits.shape[-1], env.parallel.tp
     own = env.model.vocab_size - (0 if tp is None else tp.index * columns)
@@ -173,7 +196,13 @@ def exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
     if tp is not None:
         highest, total, picked = _combine(env, [maximum, total, picked], tp)
     loss = (total.log() + (highest - picked)).masked_fill_(~valid, 0).sum()
-    return Softmax(loss, maximum.sub_(highest).exp_().div_(total), own_maximum, column, valid, here)
+    square = stretch = None
+    if z_loss:
+        level = total.log().add_(highest)
+        square = level.square().masked_fill_(~valid, 0).sum()
+        stretch = level.mul_(2 * z_loss).add_(1)
+    factor = maximum.sub_(highest).exp_().div_(total)
+    return Softmax(loss, square, stretch, factor, own_maximum, column, valid, here)
 
 
 def _combine(env: Environment, local: list[Array], tp: Group) -> tuple[Array, Array, Array]:
@@ -218,6 +247,8 @@ def logits_gradient(
     if share != 1:
         scale.mul_(share)
     factor = softmax.factor * scale
+    if softmax.stretch is not None:
+        factor.mul_(softmax.stretch)
     scale.masked_fill_(~softmax.here, 0).neg_()
     if ops.losses is not None:
         ops.losses.gradient_(logits, softmax.column, softmax.maximum, factor, scale)

@@ -30,8 +30,8 @@ def loss_axes(spec: StepSpec) -> tuple[str, ...]:
 
 
 def num_losses(model: ModelConfig) -> int:
-    """The recorded loss, the routers' balance and z losses beside it, and those of MTP modules."""
-    return (3 if model.num_experts else 1) + model.mtp_layers
+    """The recorded loss, the routers' balance and z losses beside it, the logits' z-loss, and the losses of MTP modules."""
+    return (3 if model.num_experts else 1) + bool(model.logits_z_loss) + model.mtp_layers
 
 
 def loss_bytes(model: ModelConfig) -> int:

@@ -50,7 +50,7 @@ class SegmentRunner:
         """Valid targets of the global batch, of every depth of prediction, once they are counted."""
         self.loss: Tensor
         """Sum of the token losses that this rank has computed (the same on ranks that differ in tp: where the loss is summed over
-        these too, the first has it), then its routers' balance and z losses, then the sums of MTP modules."""
+        these too, the first has it), its routers' balance and z losses, the logits' sum of Z^2, the sums of MTP modules."""
         self.replays: list[Replayed] = []
         """Tensors that this step computed twice, in order."""
 
@@ -69,7 +69,7 @@ class SegmentRunner:
         self._live[hidden(self._stages.following[segment.name], m)] = out
 
     def _record(self, sums: Tensor) -> None:
-        """Adds the sums of the token losses, [1 + depths of multi-token prediction]."""
+        """Adds the head's sums, [1 + z-loss + depths of multi-token prediction]."""
         if self._records_loss:
             self.loss[0].add_(sums[0])
             if len(sums) > 1:

@@ -148,8 +148,7 @@ class Executor(StepState):
         self._record_progress(len(program.instructions))
         trains = program.kind == "train"
         imbalance = self.routers.imbalance if trains else None
-        modules = self.view.spec.model.mtp_layers
-        read = self.compute.num_targets, self.compute.loss, total, imbalance, modules
+        read = self.compute.num_targets, self.compute.loss, total, imbalance, self.view.spec.model
         result = read_result(*read, self.largest_norm)
         if trains and not result.skipped:
             self.updates += 1

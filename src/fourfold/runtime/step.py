@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fourfold.config import RunFailure
+from fourfold.config import ModelConfig, RunFailure
 from fourfold.model.environment import Microbatch
 from fourfold.program import Instruction
 from fourfold.runtime.device import read_back
@@ -31,7 +31,8 @@ class StepData(Protocol):
 class StepResult:
     """The result of one step. `loss`: mean over the valid targets of the full global batch, in nats; `auxiliary_loss`: the sum
     of the routers' balance and z losses; `expert_imbalance`: the worst router's largest load of an expert over the mean;
-    `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets."""
+    `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets; `z_loss`: the logits' z-loss, a mean
+    over the valid targets, times its weight."""
 
     loss: float
     grad_norm: float
@@ -40,6 +41,7 @@ class StepResult:
     auxiliary_loss: float = 0.0
     expert_imbalance: float | None = None
     mtp_loss: float | None = None
+    z_loss: float | None = None
 
 
 def read_result(
@@ -47,24 +49,26 @@ def read_result(
     losses: Tensor,
     squares: Tensor,
     imbalance: Tensor | None,
-    modules: int,
+    model: ModelConfig,
     largest_norm: float = math.inf,
 ) -> StepResult:
     """Reads what a step left on the device: the one time that the host waits for it. `num_targets` [1 + modules]; `losses` [parts]:
-    sums, the modules' at the end; `squares` []: the squared norm of the gradients; `imbalance` [1]. `modules`: MTP modules;
+    sums, that of Z^2 and the MTP modules' at the end; `squares` []: the squared norm of the gradients; `imbalance` [1].
     `largest_norm`: beyond which the step changed nothing."""
     read = [num_targets, losses, squares]
     counts, sums, (total,), *rest = read_back([*read, imbalance] if imbalance is not None else read)
-    ahead = sums[len(sums) - modules :]
+    routers = len(sums) - model.mtp_layers - bool(model.logits_z_loss)
+    ahead = sums[len(sums) - model.mtp_layers :]
     means = [loss / max(count, 1) for loss, count in zip(ahead, counts[1:], strict=True)]
     return StepResult(
         loss=sums[0] / max(counts[0], 1),
         grad_norm=math.sqrt(total),
         skipped=not math.isfinite(total) or math.sqrt(total) > largest_norm,
         num_targets=int(counts[0]),
-        auxiliary_loss=sum(sums[1 : len(sums) - modules]),
+        auxiliary_loss=sum(sums[1:routers]),
         expert_imbalance=rest[0][0] if rest else None,
-        mtp_loss=sum(means) / modules if modules else None,
+        mtp_loss=sum(means) / len(means) if means else None,
+        z_loss=model.logits_z_loss * sums[routers] / max(counts[0], 1) if model.logits_z_loss else None,
     )
 
 

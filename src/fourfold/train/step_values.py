@@ -43,4 +43,6 @@ def step_values(
         values["auxiliary_loss"] = result.auxiliary_loss
     if result.mtp_loss is not None:
         values["mtp_loss"] = result.mtp_loss
+    if result.z_loss is not None:
+        values["z_loss"] = result.z_loss
     return values

@@ -29,6 +29,7 @@ const KNOWN: Record<string, [title: string, format: (value: number) => string, b
   expert_load_max_over_mean: ["Expert load, max/mean", precise, 1],
   auxiliary_loss: ["Auxiliary loss", precise],
   mtp_loss: ["MTP loss", precise],
+  z_loss: ["z-loss of the logits", precise],
 };
 /** Numbers that other charts show, or that only count. */
 const ELSEWHERE = ["validation_loss", "tokens", "skipped_steps"];
