@@ -18,6 +18,7 @@ from fourfold.launch.run_folder import (
     DATA_FILE,
     EVENTS,
     LAUNCHED,
+    LAYERS,
     LOGS,
     METRICS,
     RUN_FILE,
@@ -27,7 +28,7 @@ from fourfold.launch.run_folder import (
 from fourfold.rendezvous.ownership import Owner, Unreachable, claimed, owner_at_place
 from fourfold.train.metrics import append_event
 
-RUN_FILES = [skipped.FILE, EVENTS, METRICS, LAUNCHED, RUN_FILE, DATA_FILE]
+RUN_FILES = [skipped.FILE, EVENTS, METRICS, LAYERS, LAUNCHED, RUN_FILE, DATA_FILE]
 """Files of a run's folder that go with its copies, in this order."""
 
 

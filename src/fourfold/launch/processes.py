@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
 from fourfold.config.own_code import own_code
+from fourfold.launch.bounded_log import bound_log, open_log
 from fourfold.launch.failures import RankFailure, describe_failure, describe_signal
 from fourfold.launch.machine import oom_kills
 from fourfold.launch.rank_process import RankProcess, Spawner, kill_session, signal_process
@@ -18,6 +19,8 @@ from fourfold.train.provenance import CODE
 FINISHED, STOPPED = 0, 3
 """Exit codes of a worker: it came to the end; it stopped by request, after saving."""
 _POLL_SECONDS = 0.002
+_LOG_SECONDS = 10.0
+"""Time between two looks at the sizes of logs."""
 _DEATH_SECONDS = 30.0
 """How long a rank that was killed may still be there: the kernel ends none that waits for a device or is frozen."""
 
@@ -43,6 +46,7 @@ class LocalRanks:
         self.machine = machine
         self._processes: dict[int, RankProcess] = {}
         self._log_begins: dict[int, int] = {}
+        self._logs_seen = time.monotonic()
         self._deadline: float | None = None
         self._oom_kills = oom_kills()
 
@@ -71,7 +75,7 @@ class LocalRanks:
                 "PYTHONUNBUFFERED": "1",
             }
             try:
-                with open(self._folder.log(rank), "ab" if generation else "wb") as log:
+                with open_log(self._folder.log(rank), anew=not generation) as log:
                     self._log_begins[rank] = log.tell()
                     self._processes[rank] = self._spawner.spawn(environment, log)
             except RunFailure as error:
@@ -108,6 +112,14 @@ class LocalRanks:
                 self.failures.append(self._describe(rank, code, record))
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.kill()
+        if time.monotonic() > self._logs_seen + _LOG_SECONDS:
+            self._bound_logs()
+
+    def _bound_logs(self) -> None:
+        self._logs_seen = time.monotonic()
+        for rank in self._processes:
+            if bound_log(self._folder.log(rank)):
+                self._log_begins[rank] = 0
 
     def _describe(self, rank: int, code: int, record: ExitRecord | None) -> RankFailure:
         kills = oom_kills()

@@ -1,0 +1,89 @@
+"""A rank's log never holds more than so much, whatever the rank goes on to write by the descriptor that it was given."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.launch import bounded_log, processes
+from fourfold.launch.bounded_log import bound_log, earlier_log, open_log
+from fourfold.launch.failures import RankFailure
+from fourfold.launch.processes import LocalRanks
+from fourfold.launch.run_folder import RunFolder
+
+WRITER = "import sys\nfor number in range(20000): print(f'line {number:05d} of what a rank says'); sys.stdout.flush()\n"
+FAILS = WRITER + "print('error: the widget is bent'); sys.exit(7)\n"
+LINE = re.compile(rb"line \d{5} of what a rank says\n")
+
+
+def _spawn(text: str, log: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", text], stdout=log, stderr=subprocess.STDOUT)
+
+
+def test_what_is_written_stays_within_twice_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_log, "LARGEST_BYTES", 40_000)
+    path = tmp_path / "rank-00000.log"
+    with open_log(path, anew=True) as log:
+        process = _spawn(WRITER, log)
+    moved = 0
+    while process.poll() is None:
+        moved += bound_log(path)
+    moved += bound_log(path)
+    assert moved >= 2
+    assert path.stat().st_size <= 40_000
+    kept = earlier_log(path).read_bytes() + path.read_bytes()
+    lines = LINE.findall(kept)
+    assert b"".join(lines) in kept
+    assert len(b"".join(lines)) > len(kept) - 200, "at most one line is cut, no byte is empty"
+    assert lines == sorted(lines)
+    assert lines[-1] == b"line 19999 of what a rank says\n"
+
+
+def test_a_log_that_is_not_large_or_not_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.log"
+    assert not bound_log(path)
+    with open_log(path, anew=True) as log:
+        log.write(b"a word\n")
+    with open_log(path, anew=False) as log:
+        log.write(b"another\n")
+    assert not bound_log(path)
+    assert path.read_bytes() == b"a word\nanother\n"
+    assert not earlier_log(path).exists()
+    earlier_log(path).write_bytes(b"of a run before")
+    open_log(path, anew=True).close()
+    assert path.read_bytes() == b""
+    assert not earlier_log(path).exists()
+
+
+def test_the_reason_of_a_failure_is_found_after_its_log_was_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_log, "LARGEST_BYTES", 40_000)
+    monkeypatch.setattr(processes, "_LOG_SECONDS", 0.0)
+
+    class Spawner:
+        exit_code = None
+
+        def spawn(self, environment: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
+            return _spawn(FAILS, log)
+
+    (tmp_path / "logs").mkdir()
+    folder = RunFolder(tmp_path)
+    folder.log(0).write_bytes(b"error: of a generation before\n" * 1000)
+    ranks = LocalRanks(folder, Spawner())  # type: ignore[arg-type]
+    ranks.start({0: 0}, 1, 1, 1, {})
+    while ranks.alive():
+        ranks.collect()
+        time.sleep(0.002)
+    ranks.collect()
+    assert earlier_log(folder.log(0)).exists()
+    assert [(failure.rank, failure.exit_code) for failure in ranks.failures] == [(0, 7)]
+    assert "the widget is bent" in _text(ranks.failures[0])
+
+
+def _text(failure: RankFailure) -> str:
+    return failure.message
