@@ -44,12 +44,12 @@ def written_forms(shapes: Shapes, family: str) -> dict[str, Form]:
 
 
 def present_forms(shapes: Shapes, present: Shapes, family: str) -> dict[str, Form]:
-    """The accepted form of every parameter of which most tensors are present, and of that shape; where none is, the one that the
-    family has. `present`: tensors on disk."""
+    """The accepted form of every parameter of which most tensors are present in their shape, then in another; where none is, the
+    one that the family has. `present`: tensors on disk."""
 
     def share(form: Form) -> tuple[float, float]:
-        there = sum(piece.name in present for piece in form)
-        return there / len(form), sum(present.get(piece.name) == piece.shape for piece in form) / len(form)
+        fitting = sum(present.get(piece.name) == piece.shape for piece in form)
+        return fitting / len(form), sum(piece.name in present for piece in form) / len(form)
 
     usual = written_forms(shapes, family)
     prefix = FAMILIES[family].tensors.optional_prefix if family in FAMILIES else ""
