@@ -1,6 +1,7 @@
 """Tasks: every start loses, every solution wins, plausible wrong answers do not, and locked keys stay as they are."""
 
 import json
+import re
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,17 @@ from fourfold.explore.documents import encoded
 from fourfold.explore.setup import Malformed, read_setup
 from fourfold.explore.tasks.document import check_locked, judged, tasks_document
 from fourfold.explore.tasks.query import parse_query
-from fourfold.explore.tasks.task import FOLDER, Task, body_of, read_track, read_tracks, task_named
+from fourfold.explore.tasks.task import (
+    FOLDER,
+    Task,
+    body_of,
+    first_task_text,
+    read_track,
+    read_tracks,
+    task_named,
+    with_numbers,
+)
+from fourfold.report.palette import PALETTE
 
 TASKS = [task for track in read_tracks().values() for task in track.tasks]
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
@@ -49,6 +60,52 @@ def test_the_solution_wins(task: Task) -> None:
 def test_wrong_answers_do_not_win(task: Task, part: slice) -> None:
     for changes in task.wrong[part]:
         assert not verdict(task, changes)["won"], changes
+
+
+@each_task
+def test_what_is_to_be_guessed_is_there_and_not_at_an_end_of_the_scale(task: Task) -> None:
+    guess = task.guess
+    if guess is None:
+        assert len(task.must_move) > 1, "what one key wins asks for a prediction"
+        return
+    truth = verdict(task, {} if guess.of == "start" else task.solution)["guess"]
+    assert 1.5 * guess.least < truth < guess.most / 1.1
+    written = task.briefing + task.aim + task.title
+    assert not re.search(rf"\b{truth / 1e9:.0f} GB", written), "the briefing says what is to be guessed"
+
+
+@each_task
+def test_the_explanation_speaks_of_numbers_and_of_a_part_of_the_picture(task: Task) -> None:
+    start, solved = verdict(task, {}), verdict(task, task.solution)
+    facts = {which: found["facts"] for which, found in (("before", start), ("after", solved))}
+    numbers = [(which, path) for path, which in with_numbers(task.why) if which is not None]
+    assert numbers
+    for which, path in numbers:
+        assert isinstance(facts[which][path], int | float), (which, path)
+    assert not re.search(r"\d{2,}(\.\d+)? (GB|%|s|days)\b", re.sub(r"\{.*?\}", "", task.why)), (
+        "numbers come from the simulation"
+    )
+    if task.figure == "pipeline":
+        assert start["simulation"]["layout"]["pp"] > 1
+        return
+    parts = {
+        "memory": set(PALETTE["memory"]),
+        "time": {"compute", "bubble", "imbalance", *start["simulation"]["time_shares"]["exposed"]},
+        "network": {row["axes"] for row in start["simulation"]["communication"]},
+    }[task.figure]
+    assert task.mark in parts
+
+
+@each_task
+def test_a_task_is_not_won_without_the_keys_that_it_is_about(task: Task) -> None:
+    """Even where another way reaches the same numbers: those of each key alone that is to move."""
+    for key in task.must_move:
+        try:
+            found = verdict(task, {each: value for each, value in task.solution.items() if each != key})
+        except UserError:  # the others cannot be without it
+            continue
+        assert found["moved"][key] is False
+        assert not found["won"]
 
 
 @each_task
@@ -187,3 +244,48 @@ def test_a_mistake_in_the_data_names_its_place(tmp_path: Path, old: str, new: st
         read_track(path)
     assert message in str(found.value)
     assert str(path) in str(found.value)
+
+
+def _own(change: tuple[str, str] = ("", "")) -> dict[str, Any]:
+    text = first_task_text().replace(*change, 1) if change[0] else first_task_text()
+    return {"text": text}
+
+
+def test_a_task_of_ones_own_is_read_and_judged_as_ours_are() -> None:
+    def asked(name: str, body: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(encoded(name, body, lambda text, share: None))
+
+    own = asked("own_task", _own(('title = "Eight copies of one model"', 'title = "Mine"')))
+    [ours, *_] = tasks_document()["tracks"][0]["tasks"]
+    assert own == {**ours, "id": "own-eight-copies", "title": "Mine"}
+    assert own["title"] == "Mine"
+    assert asked("own_task", {"text": "[[tasks]]\n" + first_task_text()})["id"] == "own-eight-copies"
+    task = task_named("eight-copies")
+    judged_as_own = asked("task", {**_own(), **body_of({**task.start, **task.solution})})
+    assert judged_as_own == {**verdict(task, task.solution), "task": "own-eight-copies"}
+    with pytest.raises(UserError, match=r"cluster = .*: in this task it stays dgx-h100:8"):
+        asked("task", {**_own(), **body_of({**task.start, "cluster": "dgx-h100:16"})})
+    with pytest.raises(Malformed, match="task is missing"):
+        asked("task", {**_own(), "task": "eight-copies", **body_of(task.start)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("level = 1", "level = 9"), "level = 9"),
+        (("level = 1", "level ="), "the task is no TOML"),
+        (('"fits == true"', '"fits = true"'), "criteria.0.query"),
+        (("{before memory_bytes}", "{then memory_bytes}"), "{before memory_bytes}, {after memory_bytes}"),
+        (('path = "memory_bytes"', 'path = "memory bytes"'), "guess.path"),
+        (("most = 1e12", "most = 1e10"), "at least twice as much"),
+        (("figure = ", "moved = ['layout.tp']\nfigure = "), "moved states layout.tp; allowed: keys of solution, layout.zero"),
+        (("[ZeRO]", "[Zorro]"), "no such term"),
+        (('title = "Eight', "x = " + '"' + "y" * 20_000 + '"\ntitle = "Eight'), "allowed: at most 20,000"),
+        (('title = "Eight', "[[tasks]]\n[[tasks]]\ntitle = "), "no TOML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_task_of_ones_own_is_told(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(UserError) as found:
+        encoded("own_task", _own(change), lambda text, share: None)
+    assert message in str(found.value)
+    assert not isinstance(found.value, Malformed)

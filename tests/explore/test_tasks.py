@@ -20,8 +20,9 @@ def place(name: str, changes: dict[str, str] | None = None) -> str:
 
 
 def opened(watched: Watched, name: str, changes: dict[str, str] | None = None) -> Any:
-    """A task of which the first judgement has come."""
+    """A task of which the first judgement has come, without a guess."""
     watched.open(place(name, changes))
+    watched.tab.get_by_role("button", name="Show me").click()
     watched.tab.wait_for_selector(".result h2")
     return watched.tab
 
@@ -43,6 +44,11 @@ def test_two_tasks_are_solved_by_keyboard_alone(watched: Watched) -> None:
     assert "Eight copies" in tab.evaluate("document.activeElement.textContent")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("h1:has-text('Eight copies')")
+    tab_to(tab, "element.matches('input[type=range]')")
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("b:has-text('It is 139')")
     tab.wait_for_selector(".result h2:has-text('too much')")
     tab_to(tab, "element.matches('input[type=radio]') && element.closest('fieldset').textContent.includes('ZeRO')")
     tab.keyboard.press("ArrowRight")
@@ -53,6 +59,9 @@ def test_two_tasks_are_solved_by_keyboard_alone(watched: Watched) -> None:
     tab_to(tab, "element.matches('a.primary')")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("h1:has-text('Keep it or compute')")
+    tab_to(tab, "element.matches('button') && element.textContent.includes('Show me')")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(".result h2")
     assert tab.locator("h2:has-text('Solved')").count() == 0
     tab_to(
         tab, "element.matches('input[type=radio]') && element.closest('fieldset').textContent.includes('Recomputation')"
@@ -89,7 +98,7 @@ def test_progress_stays_and_can_be_carried_over(watched: Watched) -> None:
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Save progress").click()
     saved = Path(download.value.path()).read_text()
-    assert json.loads(saved) == {"tasks": {"eight-copies": {"won": True}}}
+    assert json.loads(saved) == {"tasks": {"eight-copies": {"guess": None, "won": True}}}
     tab.get_by_role("button", name="Start over").click()
     tab.get_by_role("button", name="Forget everything?").click()
     tab.wait_for_selector("b:has-text('0')")
@@ -112,6 +121,7 @@ def test_the_page_works_where_nothing_can_be_kept(watched: Watched) -> None:
 def test_a_locked_key_in_the_address_is_refused(watched: Watched) -> None:
     watched.open(place("eight-copies", {"layout.zero": "1", "layout.tp": "8"}))
     tab = watched.tab
+    tab.get_by_role("button", name="Show me").click()
     tab.get_by_text("layout.tp = 8: in this task it stays left out").wait_for()
     assert tab.locator("h2:has-text('Solved')").count() == 0
     tab.get_by_role("button", name="Back to the start").click()
@@ -194,3 +204,76 @@ def test_a_phone_has_no_sideways_scroll(watched: Watched) -> None:
     watched.open("#/tasks")
     watched.tab.wait_for_selector("[data-task]")
     assert watched.tab.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_a_guess_comes_before_the_picture_and_stays_beside_the_truth(watched: Watched) -> None:
+    watched.open(place("near-experts"))
+    tab = watched.tab
+    tab.wait_for_selector("h2:has-text('First, a guess')")
+    assert tab.locator(".result [data-chart]").count() == 0, "nothing is shown that is to be guessed"
+    tab.get_by_role("slider", name="Which share").press("Home")
+    assert tab.locator("output").first.inner_text() == "2.0 %"
+    tab.get_by_role("button", name="That is my guess").click()
+    tab.wait_for_selector("b:has-text('It is 62')")
+    assert "31 times too little" in tab.locator("section[aria-labelledby=guess]").inner_text()
+    tab.reload()
+    tab.wait_for_selector("span:has-text('You said 2.0 %')")
+
+
+def test_the_picture_stands_before_and_after_and_the_explanation_lights_a_part(watched: Watched) -> None:
+    tab = opened(watched, "near-experts")
+    figure = tab.locator("[data-figure=time]")
+    figure.wait_for()
+    assert figure.locator("[data-chart]").count() == 1
+    watched.open(place("near-experts", {"layout.ep": "8"}))
+    tab.wait_for_selector("h2:has-text('Solved')")
+    assert figure.locator("[data-chart]").count() == 2
+    why = tab.locator(".why")
+    assert "of sending in place of 2.49 s" in why.inner_text()
+    assert figure.locator("rect.dim").count() == 0
+    why.get_by_role("button", name="Show it in the picture").focus()
+    until(tab, "document.querySelectorAll('[data-figure] rect.dim').length > 2")
+    lit = tab.evaluate(
+        "[...document.querySelectorAll('[data-figure] rect.part:not(.dim)')].map(each => each.style.fill)"
+    )
+    assert set(lit) == {"var(--axis-ep)"}
+
+
+def test_another_way_to_the_same_numbers_is_told_apart(watched: Watched) -> None:
+    tab = opened(watched, "divide-the-norms", {"layout.recompute": "selective", "layout.sequence_parallel": "true"})
+    tab.wait_for_selector("h2:has-text('Solved')")
+    tab = opened(watched, "gather-less-often", {"layout.microbatch_sequences": "4"})
+    tab.wait_for_selector("h2:has-text('Solved')")
+
+
+def test_a_pipeline_is_drawn_before_and_after(watched: Watched) -> None:
+    tab = opened(watched, "one-at-a-time", {"layout.schedule": "1f1b"})
+    tab.wait_for_selector("h2:has-text('Solved')")
+    figure = tab.locator("[data-figure=pipeline]")
+    figure.locator("canvas").nth(1).wait_for()
+    assert figure.locator("canvas").count() == 2
+    assert "which 7" in figure.inner_text() or "which 8" in figure.inner_text()
+    assert violations(tab) == []
+
+
+def test_a_task_of_ones_own_is_written_tried_and_shared_by_its_link(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/tasks")
+    tab.get_by_role("link", name="Write a task of your own").click()
+    text = tab.get_by_label("Text of the task")
+    until(tab, "document.querySelector('textarea')?.value.includes('eight-copies')")
+    text.fill(text.input_value().replace("Eight copies of one model", "Mine").replace("level = 1", "level = 9"))
+    tab.get_by_role("button", name="Try it").click()
+    tab.get_by_text("level = 9").first.wait_for()
+    text.fill(text.input_value().replace("level = 9", "level = 2"))
+    tab.get_by_role("button", name="Try it").click()
+    tab.wait_for_selector("h1:has-text('Mine')")
+    address = tab.url
+    assert "tasks.own=" in address
+    tab.get_by_role("button", name="Show me").click()
+    tab.get_by_label("1", exact=True).press("Space")
+    tab.wait_for_selector("h2:has-text('Solved')")
+    assert violations(tab) == []
+    tab.goto("about:blank")
+    tab.goto(address)
+    tab.wait_for_selector("h1:has-text('Mine')")

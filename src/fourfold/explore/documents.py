@@ -27,8 +27,8 @@ from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_docume
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document, trace_document
 from fourfold.explore.roofline import roofline_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
-from fourfold.explore.tasks.document import judged, tasks_document
-from fourfold.explore.tasks.task import task_named
+from fourfold.explore.tasks.document import judged, task_document, tasks_document
+from fourfold.explore.tasks.task import read_own_task, task_named
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
@@ -170,10 +170,20 @@ def tasks(body: Body, report: Report) -> dict[str, Any]:
 
 def task(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold simulate --json` of a learner's setup, and what the task makes of it."""
-    setup, own = _divided(body, {"task": str})
-    if "task" not in own:
-        raise Malformed('task is missing; what works: {"task": "eight-copies", ...}')
-    return judged(task_named(own["task"]), setup)
+    setup, own = _divided(body, {"task": str, "text": str})
+    if len(own) != 1:
+        raise Malformed(
+            'task is missing; what works: {"task": "eight-copies", ...}, or "text": the TOML of a task of one\'s own'
+        )
+    return judged(read_own_task(own["text"]) if "text" in own else task_named(own["task"]), setup)
+
+
+def own_task(body: Body, report: Report) -> dict[str, Any]:
+    """A person's own task, from its TOML."""
+    _, own = _divided(body, {"text": str})
+    if "text" not in own:
+        raise Malformed('text is missing; what works: {"text": "id = ..."}, the TOML of a task')
+    return task_document(read_own_task(own["text"]))
 
 
 def comparison(body: Body, report: Report) -> dict[str, Any]:
@@ -207,6 +217,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "slots": slots,
     "tasks": tasks,
     "task": task,
+    "own_task": own_task,
     "comparison": comparison,
     "trace": trace,
     "plan": searched,

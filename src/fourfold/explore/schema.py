@@ -13,7 +13,7 @@ from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective import CollectiveDocument
 from fourfold.explore.pipeline import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
-from fourfold.explore.task_types import JudgementDocument, TasksDocument
+from fourfold.explore.task_types import JudgementDocument, TaskDocument, TasksDocument
 from fourfold.report.page_file import NOT_BUILT, is_built, write_page
 from fourfold.results.plan import PlanDocument
 from fourfold.results.prediction import AdviceDocument, EstimateDocument, SimulationDocument
@@ -84,6 +84,7 @@ SCHEMAS: dict[str, type] = {
     "slots": SlotsDocument,
     "tasks": TasksDocument,
     "task": JudgementDocument,
+    "own_task": TaskDocument,
     "run": RunDocument,
     "metrics": MetricsDocument,
     "layers": LayersDocument,

@@ -34,8 +34,29 @@ class CriterionDocument:
 
 
 @record
+class GuessDocument:
+    """A number to predict: `of` "start" or "solution", on a logarithmic scale from `least` to `most`."""
+
+    question: str
+    path: str
+    of: str
+    least: float
+    most: float
+
+
+@record
+class WhyDocument:
+    """A part of an explanation: text, or the path of a number and whose it is, that of `setup` "before" or "after"."""
+
+    text: str
+    setup: str | None
+
+
+@record
 class TaskDocument:
-    """A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed."""
+    """A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed,
+    `must_move`: those of them that have to. `figure`: memory, time, network or pipeline; `mark`: the part of it that `why` speaks
+    of."""
 
     id: str
     title: str
@@ -48,6 +69,11 @@ class TaskDocument:
     hints: list[list[PieceDocument]]
     story: list[list[PieceDocument]]
     source: str
+    figure: str
+    mark: str | None
+    why: list[WhyDocument]
+    guess: GuessDocument | None
+    must_move: list[str]
     solution: dict[str, str]
 
 
@@ -63,9 +89,10 @@ class TrackDocument:
 
 @record
 class TasksDocument:
-    """All tasks."""
+    """All tasks; `example`: the TOML of one, to write one's own from."""
 
     tracks: list[TrackDocument]
+    example: str
 
 
 @record
@@ -83,9 +110,13 @@ class CriterionResult:
 
 @record
 class JudgementDocument:
-    """A learner's setup, judged."""
+    """A learner's setup, judged. `moved`: by key that the task is about, whether it differs from the start; `guess`: the number
+    that the task lets a person guess, of this setup; `facts`: the numbers of its explanation, by path."""
 
     task: str
     won: bool
     criteria: list[CriterionResult]
+    moved: dict[str, bool]
+    guess: float | None
+    facts: dict[str, float | None]
     simulation: SimulationDocument

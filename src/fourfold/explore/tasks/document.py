@@ -9,39 +9,49 @@ from fourfold.config.errors import shortened
 from fourfold.explore.glossary import pieces, slugs
 from fourfold.explore.setup import Setup, read_setup
 from fourfold.explore.tasks.query import parse_query
-from fourfold.explore.tasks.task import Task, body_of, read_tracks
+from fourfold.explore.tasks.task import Task, body_of, first_task_text, read_tracks, with_numbers
 
 
 def tasks_document() -> dict[str, Any]:
     """All tracks with their tasks; keys as texts, as an address has them. Raises `UserError` for a term that the glossary lacks."""
+    return {
+        "tracks": [
+            {
+                "name": name,
+                "title": track.title,
+                "lead": track.lead,
+                "tasks": [task_document(task) for task in track.tasks],
+            }
+            for name, track in read_tracks().items()
+        ],
+        "example": first_task_text(),
+    }
+
+
+def task_document(task: Task) -> dict[str, Any]:
+    """One task. Raises `UserError` for a term that the glossary lacks."""
     terms = slugs()
 
     def paragraphs(text: str) -> list[list[dict[str, Any]]]:
         return [pieces(each, terms, bare=True) for each in text.strip().split("\n\n")]
 
-    def row(task: Task) -> dict[str, Any]:
-        return {
-            **task.model_dump(include={"id", "title", "level", "aim", "change", "source"}),
-            "briefing": paragraphs(task.briefing),
-            "start": _texts(task.start),
-            "criteria": [each.model_dump() for each in task.criteria],
-            "hints": [pieces(each, terms, bare=True) for each in task.hints],
-            "story": paragraphs(task.story),
-            "solution": _texts(task.solution),
-        }
-
-    tracks = read_tracks().items()
     return {
-        "tracks": [
-            {"name": name, "title": track.title, "lead": track.lead, "tasks": [row(task) for task in track.tasks]}
-            for name, track in tracks
-        ]
+        **task.model_dump(include={"id", "title", "level", "aim", "change", "source", "figure", "mark", "guess"}),
+        "briefing": paragraphs(task.briefing),
+        "start": _texts(task.start),
+        "criteria": [each.model_dump() for each in task.criteria],
+        "hints": [pieces(each, terms, bare=True) for each in task.hints],
+        "story": paragraphs(task.story),
+        "why": [{"text": text, "setup": setup} for text, setup in with_numbers(task.why)],
+        "must_move": task.must_move,
+        "solution": _texts(task.solution),
     }
 
 
 def judged(task: Task, setup: Setup) -> dict[str, Any]:
-    """The simulation of a learner's setup, and each criterion: what is wanted, what it got, whether it is met. Raises `UserError`
-    where a key is changed that the task keeps, and where the setup cannot run."""
+    """The simulation of a learner's setup, each criterion: what is wanted, what it got, whether it is met, the keys that the task
+    is about and whether they moved, the number that it lets a person guess, and those of its explanation. Raises `UserError` where
+    a key is changed that the task keeps, and where the setup cannot run."""
     check_locked(task, setup)
     document = simulate(setup.run_input, setup.stated, **setup.options).to_json(advice=False)
     rows = []
@@ -58,8 +68,18 @@ def judged(task: Task, setup: Setup) -> dict[str, Any]:
                 "met": query.holds(got),
             }
         )
-    won = all(each["met"] for each in rows)
-    return {"task": task.id, "won": won, "criteria": rows, "simulation": document}
+    begun, asked = _keys(read_setup(body_of(task.start))), _keys(setup)
+    moved = {key: not _same(begun.get(key), asked.get(key)) for key in task.must_move}
+    guess = None if task.guess is None else parse_query(f"{task.guess.path} > 0").of(document)
+    return {
+        "task": task.id,
+        "won": all(each["met"] for each in rows) and all(moved.values()),
+        "criteria": rows,
+        "moved": moved,
+        "guess": guess,
+        "facts": {path: parse_query(f"{path} > 0").of(document) for path in task.facts},
+        "simulation": document,
+    }
 
 
 def check_locked(task: Task, setup: Setup) -> None:

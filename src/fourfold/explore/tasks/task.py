@@ -1,9 +1,10 @@
 """Tasks as data: a TOML file for each track, read strictly."""
 
+import re
 import tomllib
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -16,6 +17,9 @@ TRACKS = ("memory", "pipeline", "network", "machine")
 FOLDER = Path(__file__).parent
 Text = Annotated[str, Field(min_length=1)]
 Keys = Annotated[dict[str, Any], Field(min_length=1)]
+LONGEST_TEXT = 20_000
+"""Characters of a person's own task."""
+_NUMBER = re.compile(r"\{(\w+) ([^}]+)\}")
 SECTIONS = ("model", "batch", "layout", "precision", "optimizer", "data")
 
 
@@ -36,12 +40,38 @@ class Criterion(Strict):
         return text
 
 
+class Guess(Strict):
+    """A number to predict: a question, and the path at which `fourfold simulate --json` has the answer. `of`: the setup that is
+    asked about. `least`, `most`: ends of the scale on which the guess is set, which is logarithmic."""
+
+    question: Text
+    path: Text
+    of: Literal["start", "solution"] = "start"
+    least: Annotated[float, Field(gt=0)]
+    most: Annotated[float, Field(gt=0)]
+
+    @field_validator("path")
+    @classmethod
+    def _is_a_path(cls, path: str) -> str:
+        parse_query(f"{path} > 0")
+        return path
+
+    @model_validator(mode="after")
+    def _is_a_scale(self) -> "Guess":
+        if not self.least * 2 <= self.most:
+            raise ValueError(f"most = {self.most} beside least = {self.least}; allowed: at least twice as much")
+        return self
+
+
 class Task(Strict):
     """One task. Keys are those of the run file, dotted, and options of `fourfold simulate`.
 
     `briefing`, `hints` and `story` are text with terms of the glossary in brackets, `[ZeRO]` or `[shared](#zero)`; a blank line
     begins a paragraph. `start`: the setup that loses. `change`: keys that the learner may change. `solution`, `wrong`: values of
-    those keys that win, and that do not."""
+    those keys that win, and that do not. `moved`: keys that must differ from the start, those of `solution` if left out: another
+    way to the same numbers is not what the task is about. `figure`: the picture that it is about, before and after; `why`: what
+    happened there, with numbers of the start and of the learner's setup, `{before PATH}` and `{after PATH}`, and `mark` the part of
+    the picture that it speaks of: a kind of memory, axes, `bubble`."""
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     title: Text
@@ -54,8 +84,18 @@ class Task(Strict):
     hints: Annotated[list[Text], Field(min_length=2, max_length=3)]
     story: Text
     source: Text
+    figure: Literal["memory", "time", "network", "pipeline"]
+    mark: Text | None = None
+    why: Text
+    guess: Guess | None = None
     solution: Keys
+    moved: Annotated[list[str], Field(min_length=1)] | None = None
     wrong: Annotated[list[Keys], Field(min_length=1)]
+
+    @property
+    def must_move(self) -> list[str]:
+        """`moved`, or its default."""
+        return list(self.solution) if self.moved is None else self.moved
 
     @field_validator("start", "solution", mode="before")
     @classmethod
@@ -69,11 +109,27 @@ class Task(Strict):
             [flat(each) if isinstance(each, dict) else each for each in tables] if isinstance(tables, list) else tables
         )
 
+    @field_validator("why")
+    @classmethod
+    def _numbers_have_paths(cls, text: str) -> str:
+        for which, path in numbers_in(text):
+            if which not in ("before", "after"):
+                raise ValueError(f"{{{which} {path}}}: no such setup; what works: {{before {path}}}, {{after {path}}}")
+            parse_query(f"{path} > 0")
+        return text
+
+    @property
+    def facts(self) -> list[str]:
+        """The paths of the numbers in `why`."""
+        return list(dict.fromkeys(path for _, path in numbers_in(self.why)))
+
     @model_validator(mode="after")
     def _consistent(self) -> "Task":
         for name, keys in [("solution", self.solution), *(("wrong", each) for each in self.wrong)]:
             for key in keys.keys() - set(self.change):
                 raise ValueError(f"{name} states {key}; allowed: keys of change, {', '.join(self.change)}")
+        for key in set(self.moved or ()) - self.solution.keys():
+            raise ValueError(f"moved states {key}; allowed: keys of solution, {', '.join(self.solution)}")
         for keys in (self.start, self.solution, *self.wrong):
             try:
                 read_setup(body_of(keys))
@@ -88,6 +144,22 @@ class Track(Strict):
     title: Text
     lead: Text
     tasks: Annotated[list[Task], Field(min_length=1)]
+
+
+def numbers_in(text: str) -> list[tuple[str, str]]:
+    """The setup and the path of each number in a text: `{after memory_bytes}` -> `("after", "memory_bytes")`."""
+    return _NUMBER.findall(text)
+
+
+def with_numbers(text: str) -> list[tuple[str, str | None]]:
+    """A text in parts: words with None, and the path of each number with its setup."""
+    words = iter(_NUMBER.split(" ".join(text.split())))
+    parts: list[tuple[str, str | None]] = []
+    for plain in words:
+        parts.append((plain, None))
+        if (which := next(words, None)) is not None:
+            parts.append((next(words), which))
+    return [(part, which) for part, which in parts if part]
 
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:
@@ -117,6 +189,32 @@ def read_track(path: Path) -> Track:
         raise UserError(
             f"{path}: {_place(document, first['loc'])} = {shortened(first['input'])}: {first['msg']}"
         ) from None
+
+
+def read_own_task(text: str) -> Task:
+    """A person's own task, from the TOML of one: the keys of a `[[tasks]]` table of ours, with or without that line. Its id begins
+    with `own-`. Raises `UserError` that names the key."""
+    if len(text) > LONGEST_TEXT:
+        raise UserError(f"the task has {len(text):,} characters; allowed: at most {LONGEST_TEXT:,}")
+    try:
+        table = tomllib.loads(text)
+        rows = table.get("tasks", [table])
+        if not isinstance(rows, list) or len(rows) != 1 or not isinstance(rows[0], dict):
+            raise UserError("tasks: the text holds no task or several; allowed: one [[tasks]] table, or its keys alone")
+        found = Task.model_validate(rows[0])
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"the task is no TOML: {error}; what works: the text of a task of ours, changed") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "task"
+        raise UserError(f"{key} = {shortened(first['input'])}: {first['msg']}") from None
+    return found.model_copy(update={"id": f"own-{found.id}"})
+
+
+def first_task_text() -> str:
+    """The TOML of the first task of ours, to begin one's own from."""
+    text = (FOLDER / f"{TRACKS[0]}.toml").read_text(encoding="utf-8")
+    return text.split("[[tasks]]\n")[1].strip() + "\n"
 
 
 def _place(document: dict[str, Any], where: tuple[int | str, ...]) -> str:

@@ -381,11 +381,23 @@ export interface GroupsDocument {
   group_numbers: number[];
 }
 
-/** A learner's setup, judged. */
+/** A number to predict: `of` "start" or "solution", on a logarithmic scale from `least` to `most`. */
+export interface GuessDocument {
+  question: string;
+  path: string;
+  of: string;
+  least: number;
+  most: number;
+}
+
+/** A learner's setup, judged. `moved`: by key that the task is about, whether it differs from the start; `guess`: the number that the task lets a person guess, of this setup; `facts`: the numbers of its explanation, by path. */
 export interface JudgementDocument {
   task: string;
   won: boolean;
   criteria: CriterionResult[];
+  moved: Record<string, boolean>;
+  guess: number | null;
+  facts: Record<string, number | null>;
   simulation: SimulationDocument;
 }
 
@@ -1003,7 +1015,7 @@ export interface StepTimes {
   streams: ([number, number, number, string])[];
 }
 
-/** A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed. */
+/** A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed, `must_move`: those of them that have to. `figure`: memory, time, network or pipeline; `mark`: the part of it that `why` speaks of. */
 export interface TaskDocument {
   id: string;
   title: string;
@@ -1016,12 +1028,18 @@ export interface TaskDocument {
   hints: PieceDocument[][];
   story: PieceDocument[][];
   source: string;
+  figure: string;
+  mark: string | null;
+  why: WhyDocument[];
+  guess: GuessDocument | null;
+  must_move: string[];
   solution: Record<string, string>;
 }
 
-/** All tasks. */
+/** All tasks; `example`: the TOML of one, to write one's own from. */
 export interface TasksDocument {
   tracks: TrackDocument[];
+  example: string;
 }
 
 /** An entry of the glossary. `ours`: a word of this project. */
@@ -1114,6 +1132,12 @@ export interface WeightSplit {
   axis: string;
 }
 
+/** A part of an explanation: text, or the path of a number and whose it is, that of `setup` "before" or "after". */
+export interface WhyDocument {
+  text: string;
+  setup: string | null;
+}
+
 /** The type of each document, by its name. */
 export interface Documents {
   simulate: SimulationDocument;
@@ -1135,6 +1159,7 @@ export interface Documents {
   slots: SlotsDocument;
   tasks: TasksDocument;
   task: JudgementDocument;
+  own_task: TaskDocument;
   run: RunDocument;
   metrics: MetricsDocument;
   layers: LayersDocument;

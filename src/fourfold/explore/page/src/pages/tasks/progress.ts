@@ -7,6 +7,8 @@ export interface Done {
   hints?: number;
   /** The solution was shown. */
   shown?: true;
+  /** The number that was predicted; null: the learner wanted to see it without. */
+  guess?: number | null;
 }
 export type Progress = Readonly<Record<string, Done>>;
 
@@ -19,11 +21,12 @@ export function readProgress(text: string): Progress {
   const known: Record<string, Done> = {};
   for (const [id, each] of Object.entries(tasks as Record<string, unknown>)) {
     if (typeof each !== "object" || each === null) continue;
-    const { won, hints, shown } = each as Record<string, unknown>;
+    const { won, hints, shown, guess } = each as Record<string, unknown>;
     known[id] = {
       ...(won === true ? { won } : {}),
       ...(typeof hints === "number" && hints > 0 ? { hints: Math.floor(hints) } : {}),
       ...(shown === true ? { shown } : {}),
+      ...(guess === null || (typeof guess === "number" && guess > 0) ? { guess } : {}),
     };
   }
   return known;

@@ -3,7 +3,7 @@
 import type { TaskDocument, TasksDocument } from "$generated/documents.ts";
 import { ask, messageOf } from "$lib/api/client.ts";
 import { session } from "$lib/state/session.svelte.ts";
-import { writeHash } from "$lib/state/url.ts";
+import { type Params, writeHash } from "$lib/state/url.ts";
 import { type Done, joined, type Progress, readProgress, written } from "./progress.ts";
 
 const KEY = "fourfold-tasks";
@@ -93,7 +93,11 @@ function stored(): Progress {
 }
 
 /** The address of a task's start. */
-export const addressOf = (task: TaskDocument): string =>
-  writeHash({ page: "tasks", params: { ...task.start, "tasks.id": task.id } });
+export const addressOf = (task: TaskDocument): string => writeHash({ page: "tasks", params: startOf(task) });
+/** The state in which a task begins. `text`: of a task of one's own. */
+export const startOf = (task: TaskDocument, text?: string): Params => ({
+  ...task.start,
+  ...(text === undefined ? { "tasks.id": task.id } : { "tasks.own": text, "tasks.begun": "1" }),
+});
 
 export const tasks = new Tasks();
