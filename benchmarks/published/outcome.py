@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from case import PublishedCase, SettledPrediction
+from fourfold.evidence.interval import Quantity, published_interval
+from fourfold.evidence.out_of_memory import published_out_of_memory
 from pairs import PublishedMetrics
 from row import Row, Unread
 
@@ -12,7 +14,8 @@ from row import Row, Unread
 @dataclass(frozen=True)
 class RowOutcome:
     """One row, measured and predicted; None where a figure is not known. `mfu`: model FLOPs (causal) / (step time x devices x the
-    row's peak), both sides by the same formula; `reported_mfu` as the source has it. Errors are predicted / measured - 1."""
+    row's peak), both sides by the same formula; `reported_mfu` as the source has it. Errors are predicted / measured - 1.
+    Intervals: 80 % of measured figures lie in them (`fourfold.evidence`)."""
 
     id: str
     source: str
@@ -37,6 +40,9 @@ class RowOutcome:
     failed: bool = False
     time_counts: bool = True
     skipped: str | None = None
+    step_seconds_interval: tuple[float, float] | None = None
+    memory_bytes_interval: tuple[float, float] | None = None
+    probability_out_of_memory: float | None = None
     defaults: tuple[str, ...] = ()
     from_memory: tuple[str, ...] = ()
 
@@ -130,9 +136,20 @@ def predicted_row(case: PublishedCase, prediction: SettledPrediction) -> RowOutc
         failed=measured.failed,
         time_counts=measured.time_counts,
         skipped=prediction.refused,
+        step_seconds_interval=_around("time", case, prediction.step_seconds),
+        memory_bytes_interval=_around("memory", case, prediction.memory_bytes),
+        probability_out_of_memory=_probability(case, prediction.memory_share),
         defaults=(*case.defaults, *prediction.taken),
         from_memory=case.from_memory,
     )
+
+
+def _around(quantity: Quantity, case: PublishedCase, predicted: float | None) -> tuple[float, float] | None:
+    return published_interval(quantity, case.software, case.device).around(predicted) if predicted is not None else None
+
+
+def _probability(case: PublishedCase, share: float | None) -> float | None:
+    return float(published_out_of_memory(case.software).probability(share)) if share is not None else None
 
 
 def _over(amount: float, seconds: float | None) -> float | None:

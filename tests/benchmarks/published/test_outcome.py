@@ -47,6 +47,11 @@ def test_figures_of_a_row_agree() -> None:
     assert row.predicted_tokens_per_second_per_device == pytest.approx(256 * 4096 / (16 * 5))
     assert row.measured_mfu is not None
     assert row.predicted_mfu == pytest.approx(row.measured_mfu * 4 / 5)
+    low, high = row.step_seconds_interval or (0.0, 0.0)
+    assert low < row.predicted_step_seconds < high
+    assert (row.memory_bytes_interval, row.probability_out_of_memory) == (None, None), (
+        "nothing is predicted of its memory"
+    )
     assert (row.predicted_memory_bytes, row.software, row.device) == (None, "nanotron", "h100-sxm")
 
 
