@@ -82,7 +82,7 @@ DEFAULTS: dict[str, str] = {
     "such machines usually have it, else a node's.",
     "network": "A network that is not stated is that of the first cluster file with such devices; 400 Gb/s a device for MI300X, "
     "its family and GB200, 800 for GB300, 200 for GH200, Ascend 910B and Trainium 2, 300 for Gaudi 2, 600 for Gaudi 3, 133 for a "
-    "tile of Max 1550; 100 Gb/s for others.",
+    "tile of Max 1550; 100 Gb/s for others. The step is predicted with 12 and 50 GB/s a device too, and its interval holds theirs.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
     "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its forks had no fused kernel for them before 2026.06, "

@@ -15,7 +15,8 @@ from row import Row, Unread
 class RowOutcome:
     """One row, measured and predicted; None where a figure is not known. `mfu`: model FLOPs (causal) / (step time x devices x the
     row's peak), both sides by the same formula; `reported_mfu` as the source has it. Errors are predicted / measured - 1.
-    Intervals: 80 % of measured figures lie in them (`fourfold.evidence`)."""
+    Intervals: 80 % of measured figures lie in them (`fourfold.evidence`). `network_step_seconds`: on the slowest and the fastest
+    network (`settle.NETWORKS`), where the source states none; the step's interval holds those of both."""
 
     id: str
     source: str
@@ -43,6 +44,7 @@ class RowOutcome:
     step_seconds_interval: tuple[float, float] | None = None
     memory_bytes_interval: tuple[float, float] | None = None
     probability_out_of_memory: float | None = None
+    network_step_seconds: tuple[float, float] | None = None
     defaults: tuple[str, ...] = ()
     from_memory: tuple[str, ...] = ()
 
@@ -136,12 +138,21 @@ def predicted_row(case: PublishedCase, prediction: SettledPrediction) -> RowOutc
         failed=measured.failed,
         time_counts=measured.time_counts,
         skipped=prediction.refused,
-        step_seconds_interval=_around("time", case, prediction.step_seconds),
+        step_seconds_interval=_around_networks(case, prediction),
         memory_bytes_interval=_around("memory", case, prediction.memory_bytes),
         probability_out_of_memory=_probability(case, prediction.memory_share),
+        network_step_seconds=prediction.network_step_seconds,
         defaults=(*case.defaults, *prediction.taken),
         from_memory=case.from_memory,
     )
+
+
+def _around_networks(case: PublishedCase, prediction: SettledPrediction) -> tuple[float, float] | None:
+    """The interval of a step time; of a network that nobody states, from the fastest one's least to the slowest one's most."""
+    seconds = prediction.step_seconds
+    steps = [] if seconds is None else [seconds, *(prediction.network_step_seconds or ())]
+    around = [each for each in (_around("time", case, step) for step in steps) if each is not None]
+    return (min(low for low, _ in around), max(high for _, high in around)) if around else None
 
 
 def _around(quantity: Quantity, case: PublishedCase, predicted: float | None) -> tuple[float, float] | None:
