@@ -23,7 +23,6 @@ SHORT = {
     "report/timeline_trace.py": "the trace of a schedule alone, of which no program is simulated",
     "api/new_file.py": "files for `--out`, which commands and what they call write",
     "cli/list.py": "one command, one file",
-    "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "launch/shown.py": "bounds on runs that are looked at, below every command that reads a folder",
     "explore/browser/engine.py": "all that a browser calls; the documents and their refusals are the server's",
     "explore/browser/stand_ins.py": "what comes before the first import of anything else",

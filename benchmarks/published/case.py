@@ -77,12 +77,14 @@ class Precision:
 @dataclass(frozen=True)
 class Network:
     """`nvlink_domain`: devices that reach one another by NVLink (a node where it is not stated); `internode_bytes_per_second`: of
-    one device in one direction, None where the source's text (`internode`) does not say."""
+    one device in one direction, None where the source's text (`internode`) does not say; `assumed`: it is what such devices usually
+    have."""
 
     devices_per_node: int
     nvlink_domain: int
     internode_bytes_per_second: float | None = None
     internode: str = ""
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,8 @@ class NotACase(Exception):
 
 @dataclass(frozen=True)
 class SettledPrediction(Prediction):
-    """`taken`: what of the layout was taken other than the case says, in words."""
+    """`taken`: what of the layout was taken other than the case says, in words. `network_step_seconds`: where nobody states the
+    network, the step at the ends of `settle.NETWORKS`."""
 
     taken: tuple[str, ...] = ()
+    network_step_seconds: tuple[float, float] | None = None

@@ -17,7 +17,7 @@ DEFAULTS: dict[str, str] = {
     "squared_relu": "Squared ReLU costs what GELU costs; such models (Nemotron-4) have rotary positions and no biases.",
     "no_bias": "MPT and models trained with biases disabled have none.",
     "tie_embeddings": "GPT-2's kind shares embedding and unembedding; Llama's kind and Nemotron do not.",
-    "multi_token": "DeepSeek-V3 trains one MTP module, unless the row says without.",
+    "multi_token": "DeepSeek-V3 trains one MTP module, unless the row says without; a copy cut to fewer layers has none.",
     "sliding_window": "GPT-OSS attends within 128 tokens in half of its layers, Gemma 2 within 4,096 in half, Gemma 3 within 1,024 "
     "in five of six: every layer is priced with the mean of their work. What a row states of windows wins.",
     "documents": "Attention within documents packed together, of lengths that the row does not state: 512 tokens on average.",
@@ -56,6 +56,7 @@ DEFAULTS: dict[str, str] = {
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
     "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, the matrix of scores alone "
     "in Megatron and its forks that write it, then selective; it counts as fitting where it would in full.",
+    "recompute_counted": "Full where it is not stated and the source's own FLOPs count a full recomputation.",
     "offload_optimizer": "With optimizer states in the host's memory, each parameter's 16 bytes (gradient, optimizer "
     "states, new values) pass a link of 25 GB/s after every step; memory is not predicted.",
     "offload_activations": "Activations that lie in the host's memory are taken to travel beside computation; memory is "
@@ -81,7 +82,7 @@ DEFAULTS: dict[str, str] = {
     "such machines usually have it, else a node's.",
     "network": "A network that is not stated is that of the first cluster file with such devices; 400 Gb/s a device for MI300X, "
     "its family and GB200, 800 for GB300, 200 for GH200, Ascend 910B and Trainium 2, 300 for Gaudi 2, 600 for Gaudi 3, 133 for a "
-    "tile of Max 1550; 100 Gb/s for others.",
+    "tile of Max 1550; 100 Gb/s for others. The step is predicted with 12 and 50 GB/s a device too, and its interval holds theirs.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
     "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its forks had no fused kernel for them before 2026.06, "

@@ -229,10 +229,15 @@ def _mla_sizes(stated: StatedModel) -> dict[str, Any]:
     }
 
 
+DEEPSEEK_V3_LAYERS = 61
+
+
 def _modules(stated: StatedModel, row: Row, imputed: ImputedDefaults) -> int:
     """MTP modules."""
     if stated.mtp_layers is not None:
         return stated.mtp_layers
     if "w/o mtp" in row.notes.lower() or not re.search(r"deepseek-?v3$", stated.name, re.I):
         return 0
-    return 1 if "w/ mtp" in row.notes.lower() else imputed.fill("mtp_layers", 1, "multi_token")
+    if "w/ mtp" in row.notes.lower():
+        return 1
+    return imputed.fill("mtp_layers", int((stated.num_layers or 0) >= DEEPSEEK_V3_LAYERS), "multi_token")

@@ -8,7 +8,7 @@ from case import PublishedCase
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.simulate.prediction import predict_step
 from fourfold.validate import case_prices, case_spec
-from settle import settle
+from settle import NETWORKS, network_step_seconds, settle
 
 
 def explain_case(case: PublishedCase, constants: Fitted | None = None) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def explain_case(case: PublishedCase, constants: Fitted | None = None) -> dict[s
             "step_seconds": step.seconds + offloaded,
             "memory_bytes": prediction.memory_bytes,
             "fits": prediction.fits,
+            "network_step_seconds": network_step_seconds(case, constants),
         },
         "seconds": {
             **{k: v * scale for k, v in sorted(total.items(), key=lambda item: -item[1])},
@@ -74,6 +75,10 @@ def explanation_lines(document: dict[str, Any]) -> list[str]:
         f"  {seconds:10.4g} s  {100 * seconds / predicted['step_seconds']:5.1f} %  {kind}"
         for kind, seconds in document["seconds"].items()
     ]
+    if predicted["network_step_seconds"]:
+        ends = zip(NETWORKS, predicted["network_step_seconds"], strict=True)
+        at = ", ".join(f"{seconds:.4g} s with {rate / 1e9:.0f} GB/s a device" for rate, seconds in ends)
+        lines.append(f"the network is not stated: {at}")
     memory = document["memory"]
     if predicted["memory_bytes"] is None:
         return [*lines, "memory is not predicted: part of it lies in the host's memory"]

@@ -18,6 +18,7 @@ nobody names. It predicts every row.
 
 import json
 import time
+from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,22 +99,43 @@ class Model:
         """The departures that are best without the rows of those files, each held to none: the soft L1 of the errors, by
         reweighting."""
         kept = np.array([case.file not in left_out for case in self.cases])
-        spread = np.array([node.spread for node in self.nodes])
-        matrix, errors = self.matrix[kept] * spread, self.errors[kept]
-        weights = weights_of([case for case in self.cases if case.file not in left_out]) / OUTLIER
-        found, ends = np.zeros(len(spread)), dict[int, float]()
+        weights = np.zeros(len(kept))
+        weights[kept] = weights_of([case for case in self.cases if case.file not in left_out]) / OUTLIER
+        return dict(zip(self.nodes, map(float, self._best(weights)[0]), strict=True))
+
+    def _best(self, weights: Numbers) -> tuple[Numbers, Numbers, dict[int, float]]:
+        """(departures, the weight that each row's square has in the end, the limits that are held and where they end)."""
+        found, now, ends = np.zeros(len(self.nodes)), weights, dict[int, float]()
         for _ in range(REWEIGHTED):
-            now = weights**2 / np.sqrt(1 + ((errors + matrix @ found) / OUTLIER) ** 2)
-            held = matrix.T @ (matrix * now[:, None]) + HOLD**2 * np.eye(len(spread))
-            wanted = -matrix.T @ (now * errors)
-            for which, end in ends.items():
-                row = np.zeros(len(spread))
-                row[self.limits[which][0]] = spread[self.limits[which][0]]
-                held += FIRM * np.outer(row, row)
-                wanted += FIRM * end * row
-            found = np.linalg.solve(held, wanted)
-            ends = self._pressed(ends, found * spread) | self._passed(found * spread)
-        return dict(zip(self.nodes, map(float, found * spread), strict=True))
+            now = weights**2 / np.sqrt(1 + ((self.errors + self.matrix @ found) / OUTLIER) ** 2)
+            found = self._solved(now, ends)
+            held, ends = ends, self._pressed(ends, found) | self._passed(found)
+        return found, now, held
+
+    def _solved(self, weights: Numbers, ends: dict[int, float]) -> Numbers:
+        """The departures of the least squares of the errors so weighted, each held to none, limits held where they end."""
+        spread = np.array([node.spread for node in self.nodes])
+        matrix = self.matrix * spread
+        held = matrix.T @ (matrix * weights[:, None]) + HOLD**2 * np.eye(len(spread))
+        wanted = -matrix.T @ (weights * self.errors)
+        for which, end in ends.items():
+            summed = self.limits[which][0]
+            held[np.ix_(summed, summed)] += FIRM * np.outer(spread[summed], spread[summed])
+            wanted[summed] += FIRM * end * spread[summed]
+        return np.linalg.solve(held, wanted) * spread
+
+    def left_out_errors(self, shipped: Numbers, part_of: Callable[[PublishedCase], Hashable]) -> Numbers:
+        """The error of every row by constants that are fitted without its part of the rows (its source, say): `shipped`, what it is
+        by those that ship, and what leaving that part out changes, all other rows weighing as in the fit to all. A trainer's own
+        departure is not written, and not counted."""
+        written, errors = np.array([node.level != "trainer" for node in self.nodes]), shipped.copy()
+        every, weights, ends = self._best(weights_of(self.cases) / OUTLIER)
+        parts = [part_of(case) for case in self.cases]
+        for part in dict.fromkeys(parts):
+            mine = np.array([each == part for each in parts])
+            change = self._solved(np.where(mine, 0.0, weights), ends) - every
+            errors[mine] += self.matrix[mine] @ (change * written)
+        return errors
 
     def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
         """The held limits that the rows press against: a held sum is beyond its end by the force on it."""
@@ -191,6 +213,11 @@ def informed(table: Table, rows: list[PublishedCase], held: list[PublishedCase])
 
 def joined(parts: list[MemoryRows]) -> MemoryRows:
     return MemoryRows([case for part in parts for case in part.cases], np.concatenate([part.parts for part in parts]))
+
+
+def joined_times(parts: list[TimedRows]) -> TimedRows:
+    together = (np.concatenate([getattr(part, name) for part in parts]) for name in ("errors", "slopes", "values"))
+    return TimedRows([case for part in parts for case in part.cases], *together)
 
 
 def errors_by_file(model: Model) -> list[tuple[str, float]]:

@@ -41,7 +41,8 @@ STATES = ("named_profiled", "unnamed_profiled", "named_unprofiled", "unnamed_unp
 QUANTITIES = ("time", "memory")
 HEAD = """\
 # Quantiles of measured / predicted over published runs whose sources the constants had not seen, by whether published runs inform
-# the software and the device. Written by benchmarks/published/fit_intervals.py; out_of_memory by fit_out_of_memory.py.
+# the software and the device. Written by benchmarks/published/fit_intervals.py; pairs and families by fit_pairs.py,
+# out_of_memory by fit_out_of_memory.py.
 
 """
 

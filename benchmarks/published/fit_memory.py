@@ -2,14 +2,16 @@
 own is not written. Runs whose memory nobody measured say what they hold at most, as they ran, or at least, as they ran out
 of memory."""
 
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from case import PublishedCase
-from fit_rows import Lowered, say
+from fit_rows import Lowered, named, say
 from fit_sample import is_measured
-from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, put, weights_of
+from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, copied, put, weights_of
 from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.software import SoftwareProfile
@@ -40,12 +42,25 @@ class MemoryRows:
         return np.array([0.0 if is_measured(case) else -1.0 if case.measured.failed else 1.0 for case in self.cases])
 
     def of_known(self) -> "MemoryRows":
-        return self._kept([case.software.partition("-")[0] != UNKNOWN for case in self.cases])
+        return self.of([case.software.partition("-")[0] != UNKNOWN for case in self.cases])
+
+    def save(self, path: Path) -> None:
+        """Writes what was looked at, the cases by their names, as `.npz`."""
+        np.savez_compressed(path, ids=np.array([named(case) for case in self.cases]), parts=self.parts)
+
+    @classmethod
+    def load(cls, path: Path, cases: Iterable[PublishedCase]) -> "MemoryRows":
+        """Reads what `save` wrote. Rows that are no longer among the cases are left out."""
+        known = {named(case): case for case in cases}
+        with np.load(path, allow_pickle=False) as found:
+            rows = [row for row, name in enumerate(found["ids"]) if str(name) in known]
+            return cls([known[str(found["ids"][row])] for row in rows], found["parts"][rows])
 
     def without(self, files: frozenset[str]) -> "MemoryRows":
-        return self._kept([case.file not in files for case in self.cases])
+        return self.of([case.file not in files for case in self.cases])
 
-    def _kept(self, which: list[bool]) -> "MemoryRows":
+    def of(self, which: list[bool]) -> "MemoryRows":
+        """Some of the rows."""
         kept = [i for i, keeps in enumerate(which) if keeps]
         return MemoryRows([self.cases[i] for i in kept], self.parts[kept])
 
@@ -59,11 +74,11 @@ def held_rows(rows: list[Lowered], table: Table) -> MemoryRows:
         more = [replace(software, **{name: (now[name] + STEP) * unit}) for name, unit in UNITS.items()]
         added = [(_peak(row, each) - peak) / STEP for each in more]
         before = peak - sum(a * n for a, n in zip(added, now.values(), strict=True))
-        parts.append(np.array([before, *added]) / _live_bytes(row.case, software))
+        parts.append(np.array([before, *added]) / live_bytes(row.case, software))
     return MemoryRows([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, len(NAMES)))
 
 
-def _live_bytes(case: PublishedCase, software: SoftwareProfile) -> float:
+def live_bytes(case: PublishedCase, software: SoftwareProfile) -> float:
     """Bytes of tensors in what the source counts: without the allocator's fragmentation, and the context where the driver counted.
     Where nobody measured, what the device has room for."""
     if not is_measured(case):
@@ -117,6 +132,32 @@ def fit_memory(held: MemoryRows, prior: Table, table: Table) -> None:
     for software in leaves:
         departed = moved[columns["framework", framework_of(software)]] + moved[columns["software", software]]
         _put(table, software, _start(before, software) + departed)
+
+
+def left_out_memory(
+    held: MemoryRows, prior: Table, shipped: Table, part_of: Callable[[PublishedCase], Hashable]
+) -> Numbers:
+    """log(predicted / measured), or of the bound where nobody measured, of every row by constants that are fitted without its part
+    of the rows (its source, say): those that ship, and what leaving that part out changes."""
+    before, now = Constants(shipped), _constants_of(held, held, prior)
+    errors, parts = np.zeros(len(held.cases)), [part_of(case) for case in held.cases]
+    for part in dict.fromkeys(parts):
+        mine = [each == part for each in parts]
+        at = np.array([_start(before, case.software) for case in held.of(mine).cases])
+        without = _constants_of(held.of([not each for each in mine]), held, prior)
+        at += np.array([without[case.software] - now[case.software] for case in held.of(mine).cases])
+        at = np.clip(at, 0.0, [LARGEST[name] for name in NAMES])
+        rows = held.parts[np.array(mine)]
+        errors[mine] = np.log((1 + at[:, 0]) * (rows[:, 0] + (rows[:, 1:] * at[:, 1:]).sum(1)))
+    return errors
+
+
+def _constants_of(fitted_on: MemoryRows, wanted: MemoryRows, prior: Table) -> dict[str, Numbers]:
+    """The five constants of the software of all rows that are wanted, fitted on some."""
+    table = copied(prior)
+    fit_memory(fitted_on, prior, table)
+    after = Constants(table)
+    return {case.software: _start(after, case.software) for case in wanted.cases}
 
 
 def _start(prior: Constants, software: str) -> Numbers:

@@ -1,11 +1,14 @@
 """Writes `out_of_memory` of `src/fourfold/evidence/intervals.toml`: how likely a run is to run out of memory.
 
-    python benchmarks/published/fit_out_of_memory.py benchmarks/published/rows [--jobs 2] [--write]
+    python benchmarks/published/fit_out_of_memory.py benchmarks/published/rows [--jobs 2] [--held held.npz] [--write]
 
 The runs of sources that report failed runs beside those that ran, in full. Each is predicted with the constants that ship (some
 were fitted to it), once as it is, and once as if nobody named its software, at fourfold's own prices. The curve has the greatest
 likelihood of failed and not, by the predicted share of the device's memory; every source weighs by the square root of its runs.
-Then, by probability: the share of runs that failed, each judged by the other sources."""
+Then, by probability: the share of runs that failed, each judged by the other sources.
+
+With `--held`, rows as `look.py` wrote them, what a run holds is predicted by constants fitted without its source too, and the curve
+of software that somebody names alone is fitted."""
 
 import itertools
 import tomllib
@@ -13,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +24,14 @@ import tomli_w
 
 from as_case import as_case
 from case import PublishedCase
+from fit_file import FITTED, PRIOR, read
 from fit_intervals import HEAD, PRICED_AS_OWN, TABLE, weighed
+from fit_memory import MemoryRows, left_out_memory, live_bytes
+from fit_table import constants_of
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
 from fourfold.evidence.out_of_memory import OutOfMemory
-from fourfold.simulate.prediction import check_size, predict_step
+from fourfold.simulate.prediction import check_size, predict_memory
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.validate import case_prices, case_spec
 from row_command import cases_of, row_parser, rows_or_exit
@@ -32,7 +39,8 @@ from settle import settle
 
 LEAST = 0.03
 """The probability of failing far below a device's memory. A fit finds 0.02 to 0.05 as likely."""
-HALVES, STEEPNESSES = np.arange(0.8, 1.4, 0.01), np.arange(2.0, 16.0, 0.25)
+HALVES, STEEPNESSES, ABOVE = np.arange(0.8, 1.4, 0.02), np.arange(2.0, 24.0, 1.0), np.arange(2.5, 8.1, 0.5)
+"""Above the half a fit would take 1.5 as gladly: nine of the ten runs beyond 1.6 times their device failed, which is steeper."""
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 NAMES = ("named", "unnamed")
 
@@ -65,11 +73,24 @@ def run_of(case: PublishedCase) -> Run | None:
             asked = as_case(replace(settled, software=software))
             spec = case_spec(asked)
             check_size(spec)
-            step = predict_step(spec, case_prices(asked, spec, known))
-            shares.append(max(step.device_bytes) / asked.cluster.device.memory_bytes)
+            held = max(predict_memory(spec, case_prices(asked, spec, known)))
+            shares.append(held / asked.cluster.device.memory_bytes)
     except UserError:
         return None
     return Run(case.file, case.measured.failed, tuple(shares))
+
+
+def blind_runs(held: MemoryRows) -> list[Run]:
+    """Runs whose share of their device is predicted by constants that are fitted without their source."""
+    shipped, prior = read(FITTED), read(PRIOR)
+    errors, constants = left_out_memory(held, prior, shipped, lambda case: case.file), constants_of(shipped)
+    found = []
+    for case, error in zip(held.cases, errors, strict=True):
+        software = constants.software(case.software)
+        reserved = float(np.exp(error)) * live_bytes(case, software) * (1 + software.fragmentation)
+        share = (reserved + software.context_bytes) / case.hardware.memory_bytes
+        found.append(Run(case.file, case.measured.failed, (share,)))
+    return found
 
 
 def fit(runs: list[Run], which: int) -> OutOfMemory:
@@ -77,8 +98,8 @@ def fit(runs: list[Run], which: int) -> OutOfMemory:
     share, failed = np.array([run.shares[which] for run in runs]), np.array([run.failed for run in runs])
     weights, best, found = weighed([run.file for run in runs]), -np.inf, None
     about = (len(runs), int(failed.sum()), len({run.file for run in runs}))
-    for half, steepness in itertools.product(HALVES, STEEPNESSES):
-        curve = OutOfMemory(LEAST, round(float(half), 2), float(steepness), *about)
+    for half, steepness, above in itertools.product(HALVES, STEEPNESSES, ABOVE):
+        curve = OutOfMemory(LEAST, round(float(half), 2), float(steepness), *about, float(above))
         likelihood = float((weights * np.log(np.abs(~failed - curve.probability(share)))).sum())
         if likelihood > best:
             best, found = likelihood, curve
@@ -101,15 +122,20 @@ def print_blind(runs: list[Run], which: int) -> None:
 
 def main() -> None:
     parser = row_parser(__doc__)
+    parser.add_argument("--held", type=Path)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     cases = reporting(cases_of(rows_or_exit(parser, options.folders)))
-    with ProcessPoolExecutor(options.jobs) as pool:
-        runs = [run for run in pool.map(run_of, cases, chunksize=4) if run is not None]
-    for which in range(len(NAMES)):
+    if options.held:
+        runs = blind_runs(MemoryRows.load(options.held, cases))
+    else:
+        with ProcessPoolExecutor(options.jobs) as pool:
+            runs = [run for run in pool.map(run_of, cases, chunksize=4) if run is not None]
+    names = NAMES[: len(runs[0].shares)]
+    for which in range(len(names)):
         print_blind(runs, which)
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    table["out_of_memory"] = {name: vars(fit(runs, which)) for which, name in enumerate(NAMES)}
+    table["out_of_memory"] |= {name: vars(fit(runs, which)) for which, name in enumerate(names)}
     print(tomli_w.dumps(table["out_of_memory"]))
     if options.write:
         TABLE.write_text(HEAD + tomli_w.dumps(table), encoding="utf-8")

@@ -4,9 +4,10 @@ import gc
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -44,7 +45,7 @@ class Lowered:
     def seconds(self, constants: Fitted) -> float:
         prices = case_prices(self.run, self.spec, constants)
         times = [simulate(spec, prices, programs).seconds for spec, programs in self.runs]
-        host = host_update_seconds(self.spec, self.case.cluster.device) if self.case.offloaded == "optimizer" else 0.0
+        host = host_update_seconds(self.spec, self.run.cluster.device) if self.case.offloaded == "optimizer" else 0.0
         return host + (times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0]))
 
 
@@ -86,6 +87,29 @@ class TimedRows:
     errors: Numbers
     slopes: Numbers
     values: Numbers
+
+    def save(self, path: Path) -> None:
+        """Writes what was looked at, the cases by their names, as `.npz`."""
+        ids = np.array([named(case) for case in self.cases])
+        names = np.array(["/".join(each) for each in NAMES])
+        np.savez_compressed(path, ids=ids, names=names, errors=self.errors, slopes=self.slopes, values=self.values)
+
+    @classmethod
+    def load(cls, path: Path, cases: Iterable[PublishedCase]) -> "TimedRows":
+        """Reads what `save` wrote. Rows that are no longer among the cases are left out; so are names that are no longer fitted."""
+        known = {named(case): case for case in cases}
+        with np.load(path, allow_pickle=False) as found:
+            rows = [row for row, name in enumerate(found["ids"]) if str(name) in known]
+            columns = [list(found["names"]).index("/".join(each)) for each in NAMES]
+            mine = [known[str(found["ids"][row])] for row in rows]
+            return cls(
+                mine, found["errors"][rows], *(found[key][np.ix_(rows, columns)] for key in ("slopes", "values"))
+            )
+
+
+def named(case: PublishedCase) -> str:
+    """A case's name in a file of rows that were looked at."""
+    return f"{case.id} {case.source}"
 
 
 def timed_rows(rows: list[Lowered], table: Table) -> TimedRows:

@@ -164,9 +164,10 @@ def network_of(
         and not (_IN_ALL.search(text) or _cards(_spelled(text))[0])
     ):
         rate = imputed.fill("internode", of_device)
-    if rate is None and num_devices > domain and within.kind != "torus":
+    assumed = rate is None and num_devices > domain and within.kind != "torus"
+    if assumed:
         rate = imputed.fill("network", of_device)
-    return Network(per_node, domain, rate, hardware.internode[:500])
+    return Network(per_node, domain, rate, hardware.internode[:500], assumed)
 
 
 USUAL_NETWORK = {

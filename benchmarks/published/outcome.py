@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from case import PublishedCase, SettledPrediction
+from fourfold.evidence.interval import Quantity, published_interval
+from fourfold.evidence.out_of_memory import published_out_of_memory
 from pairs import PublishedMetrics
 from row import Row, Unread
 
@@ -12,7 +14,9 @@ from row import Row, Unread
 @dataclass(frozen=True)
 class RowOutcome:
     """One row, measured and predicted; None where a figure is not known. `mfu`: model FLOPs (causal) / (step time x devices x the
-    row's peak), both sides by the same formula; `reported_mfu` as the source has it. Errors are predicted / measured - 1."""
+    row's peak), both sides by the same formula; `reported_mfu` as the source has it. Errors are predicted / measured - 1.
+    Intervals: 80 % of measured figures lie in them (`fourfold.evidence`). `network_step_seconds`: on the slowest and the fastest
+    network (`settle.NETWORKS`), where the source states none; the step's interval holds those of both."""
 
     id: str
     source: str
@@ -37,6 +41,10 @@ class RowOutcome:
     failed: bool = False
     time_counts: bool = True
     skipped: str | None = None
+    step_seconds_interval: tuple[float, float] | None = None
+    memory_bytes_interval: tuple[float, float] | None = None
+    probability_out_of_memory: float | None = None
+    network_step_seconds: tuple[float, float] | None = None
     defaults: tuple[str, ...] = ()
     from_memory: tuple[str, ...] = ()
 
@@ -130,9 +138,29 @@ def predicted_row(case: PublishedCase, prediction: SettledPrediction) -> RowOutc
         failed=measured.failed,
         time_counts=measured.time_counts,
         skipped=prediction.refused,
+        step_seconds_interval=_around_networks(case, prediction),
+        memory_bytes_interval=_around("memory", case, prediction.memory_bytes),
+        probability_out_of_memory=_probability(case, prediction.memory_share),
+        network_step_seconds=prediction.network_step_seconds,
         defaults=(*case.defaults, *prediction.taken),
         from_memory=case.from_memory,
     )
+
+
+def _around_networks(case: PublishedCase, prediction: SettledPrediction) -> tuple[float, float] | None:
+    """The interval of a step time; of a network that nobody states, from the fastest one's least to the slowest one's most."""
+    seconds = prediction.step_seconds
+    steps = [] if seconds is None else [seconds, *(prediction.network_step_seconds or ())]
+    around = [each for each in (_around("time", case, step) for step in steps) if each is not None]
+    return (min(low for low, _ in around), max(high for _, high in around)) if around else None
+
+
+def _around(quantity: Quantity, case: PublishedCase, predicted: float | None) -> tuple[float, float] | None:
+    return published_interval(quantity, case.software, case.device).around(predicted) if predicted is not None else None
+
+
+def _probability(case: PublishedCase, share: float | None) -> float | None:
+    return float(published_out_of_memory(case.software).probability(share)) if share is not None else None
 
 
 def _over(amount: float, seconds: float | None) -> float | None:

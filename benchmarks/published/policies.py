@@ -11,14 +11,27 @@ from software import Trainer
 
 
 def is_recompute_open(row: Row) -> bool:
-    """Whether the source leaves out what is recomputed."""
+    """Whether the source leaves out what is recomputed, and does not count it among its FLOPs either."""
+    return is_recompute_unstated(row) and not is_full_counted(row)
+
+
+def is_recompute_unstated(row: Row) -> bool:
+    """Whether the source does not say in words what is recomputed."""
     text = (row.recompute or "").lower()
     return not text or "not stated" in text or "see recipe" in text or text == "null"
+
+
+def is_full_counted(row: Row) -> bool:
+    """Whether the FLOPs that a source reports have a full recomputation among them: nobody counts what was not done."""
+    text = f"{row.flops_convention}; {row.figures.flops_kind}"
+    return bool(re.search(r"(incl\w*\.?|counts?|with) (a |the )?full recompute", text, re.I))
 
 
 def recompute_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> tuple[str, tuple[str, ...]]:
     """(policy, modules that are recomputed where it is selective)."""
     text = (row.recompute or "").lower()
+    if is_recompute_unstated(row) and is_full_counted(row):
+        return imputed.fill("recompute", "full", "recompute_counted"), ()
     if is_recompute_open(row):
         full = "full assumed" in text or (trainer.framework.startswith("megatron") and trainer.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"

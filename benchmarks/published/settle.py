@@ -13,7 +13,21 @@ from fourfold.validate import predict_case as predict_run
 def predict_case(case: PublishedCase, constants: Fitted | None = None) -> SettledPrediction:
     """Raises `UserError` where the layout cannot be."""
     settled, found = settle(case, constants or fitted())
-    return replace(found, taken=settled.defaults[len(case.defaults) :])
+    ends = network_step_seconds(settled, constants or fitted()) if found.step_seconds else None
+    return replace(found, taken=settled.defaults[len(case.defaults) :], network_step_seconds=ends)
+
+
+NETWORKS = (12e9, 50e9)
+"""Bytes a second of one device beyond its node: clusters of accelerators have from 100 to 400 Gb/s for each."""
+
+
+def network_step_seconds(case: PublishedCase, constants: Fitted) -> tuple[float, float] | None:
+    """The step on the slowest and on the fastest of `NETWORKS`; None where the network is stated, or there is none."""
+    if not case.network.assumed:
+        return None
+    rates = (replace(case, network=replace(case.network, internode_bytes_per_second=rate)) for rate in NETWORKS)
+    slowest, fastest = (_predicted(each, constants).step_seconds or 0.0 for each in rates)
+    return slowest, fastest
 
 
 def settle(case: PublishedCase, constants: Fitted) -> tuple[PublishedCase, SettledPrediction]:

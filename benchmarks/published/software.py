@@ -99,7 +99,7 @@ _TRAINERS: tuple[tuple[str, Trainer], ...] = (
     ("mindspeed", Trainer("megatron-mindspeed", 2025, True)),
     (_NEMO, Trainer("nemo", 2025, True, True)),
     ("gpt-neox", Trainer("megatron-neox", 2022, True)),
-    ("megatron-deepspeed|deepspeed-megatron", Trainer("megatron-deepspeed", 2022, True)),
+    ("megatron-deepspeed|deepspeed-megatron|bigscience", Trainer("megatron-deepspeed", 2022, True)),
     ("megatron", Trainer("megatron", 2025, True)),
     ("colossal", Trainer("colossal-ai", 2023)),
     (r"llm\.q", Trainer("llmq", 2025)),
@@ -136,7 +136,7 @@ _MAKERS: tuple[tuple[str, Trainer], ...] = (
 _DATED_BY_PAPER = (
     "torchtitan",
     _NEMO,
-    "megatron-deepspeed|deepspeed-megatron",
+    "megatron-deepspeed|deepspeed-megatron|bigscience",
     "megatron",
     "colossal",
     "gpt-neox",

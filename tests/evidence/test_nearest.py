@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.evidence.nearest import DOUBLING, OF_LAYOUT, OTHER, RunShape, nearest_runs, published_runs
-from fourfold.evidence.neighbourhood import Neighbourhood
+from fourfold.evidence.nearest import DOUBLING, OTHER, RunShape, nearest_runs, published_runs
 from fourfold.hardware import device_names
 from tests.support.programs import make_spec
 from tests.support.simulated import real_prices
@@ -48,14 +47,3 @@ def test_the_nearest_come_first() -> None:
     found = nearest_runs(spec, real_prices(spec), 5)
     distances = [shape.distance(run.shape) for run in found]
     assert distances == sorted(shape.distance(run.shape) for run in RUNS)[:5]
-
-
-def test_a_neighbourhood_knows_the_distance_of_the_nearest_run() -> None:
-    spec = make_spec()
-    prices = real_prices(spec)
-    asked = RunShape.of(spec, prices)
-    around = Neighbourhood(spec.model, prices, asked.devices, asked.sequence_length)
-    for changed in ({}, {"tp": 8}, {"pp": 16, "schedule": "paired"}, {"cp": 4, "zero": 3, "recompute": "full"}):
-        other = replace(asked, **changed)
-        nearest = min(other.distance(run.shape) for run in RUNS)
-        assert around.distance(**{key: getattr(other, key) for key in OF_LAYOUT}) == pytest.approx(nearest)

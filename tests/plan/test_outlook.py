@@ -73,30 +73,12 @@ def test_each_feature_has_to_buy_a_per_cent() -> None:
     assert outlook.weight(several) == pytest.approx(WORTH**3)
 
 
-def test_an_unusual_layout_is_farther_from_what_was_measured() -> None:
-    asked = request(16, 64)
-    outlook = Outlook(asked)
-    layout = search(asked, keep=1).best[0].candidate
-    unusual = replace(layout, pp=4, schedule="dualpipe_v", virtual_stages=2, cp=2, cp_method="ring")
-    assert outlook.distance(unusual) > outlook.distance(replace(unusual, schedule="1f1b", virtual_stages=1))
-    assert outlook.distance(unusual) > outlook.distance(layout)
-
-
-def test_some_blocks_that_recompute_are_the_policy_of_most() -> None:
-    asked = request(16, 64)
-    outlook, layout = Outlook(asked), search(asked, keep=1).best[0].candidate
-    few, most, none, full = (replace(layout, recompute=each) for each in ("full:1", "full:5", "none", "full"))
-    assert outlook.distance(few) == outlook.distance(none)
-    assert outlook.distance(most) == outlook.distance(full)
-
-
 def test_a_machine_that_was_measured_goes_by_time() -> None:
     asked = request(16, 64)
     measured = replace(asked.cluster, calibration={"version": 1})
     own = replace(asked, template=replace(asked.template, cluster=measured))
     outlook = Outlook(own)
     bounds = next(filter(None, map(Bounder(asked).bounds, block_shapes(asked))))
-    assert outlook.distance(bounds.candidate(0)) == 0.0
     assert np.all(outlook.scores(bounds) >= bounds.seconds)
     assert outlook.probability(1e12) == 0.0
 

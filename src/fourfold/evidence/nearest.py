@@ -34,8 +34,6 @@ DOUBLING = {
 OTHER = {"device": 1.0, "software": 1.0, "gemm_dtype": 0.5, "schedule": 0.5, "zero": 0.5, "recompute": 0.25}
 """Distance of another value, by key."""
 _OTHER = tuple(OTHER.values())
-OF_LAYOUT = ("tp", "pp", "cp", "ep", "schedule", "zero", "recompute")
-"""Keys in which the layouts of one request differ."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,6 @@ def nearest_runs(spec: StepSpec, prices: Prices, number: int = 3) -> list[Publis
     """The published runs whose shapes are nearest to the step's, nearest first."""
     asked = RunShape.of(spec, prices)
     return nsmallest(number, published_runs(), key=lambda run: asked.distance(run.shape))
-
-
-def gap(key: str, mine: Any, other: Any) -> float:
-    if key in DOUBLING:
-        return DOUBLING[key] * abs(log2(mine / other))
-    return OTHER[key] * (mine != other)
 
 
 @lru_cache(maxsize=1)

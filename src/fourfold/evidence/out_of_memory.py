@@ -1,11 +1,11 @@
 """How likely a run is to run out of memory, by the share of its device that it is predicted to fill.
 
 Sources that report failed runs beside those that ran tell it (`benchmarks/published/fit_out_of_memory.py`): with half of the device
-filled hardly any failed, with all of it about half did.
+filled hardly any failed, with all of it about half did; beyond it some ran, as predictions are wrong.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ Share = TypeVar("Share", float, NDArray[np.float64])
 @dataclass(frozen=True)
 class OutOfMemory:
     """P(share) = least + (1 - least) / (1 + (half / share) ** steepness): `least` fails however little it is predicted to hold,
-    about half fails at the share `half`. `runs`, of them `failed`, of so many `sources` say so."""
+    about half fails at the share `half`, and `steepness_above` is its steepness above that, where it is another: a prediction that
+    is far too high is likelier than one far too low. `runs`, of them `failed`, of so many `sources` say so."""
 
     least: float
     half: float
@@ -27,17 +28,18 @@ class OutOfMemory:
     runs: int
     failed: int
     sources: int
+    steepness_above: float | None = None
 
     def probability(self, share: Share) -> Share:
         """Probability that a run fails which is predicted to fill this share of its device's memory."""
-        return self.least + (1 - self.least) * share**self.steepness / (
-            self.half**self.steepness + share**self.steepness
-        )
+        steepness: Any = np.where(share < self.half, self.steepness, self.steepness_above or self.steepness)
+        return self.least + (1 - self.least) * share**steepness / (self.half**steepness + share**steepness)
 
     def share(self, probability: float) -> float:
         """The share at which so many fail, above `least`."""
         odds = (probability - self.least) / (1 - probability)
-        return float(self.half * odds ** (1 / self.steepness))
+        steepness = self.steepness if odds < 1 else self.steepness_above or self.steepness
+        return float(self.half * odds ** (1 / steepness))
 
 
 def out_of_memory(prices: Prices) -> OutOfMemory | None:
@@ -45,5 +47,10 @@ def out_of_memory(prices: Prices) -> OutOfMemory | None:
     `interval`."""
     if prices.cluster.calibration or prices.cluster.device.units is None:
         return None
-    names = "named" if is_named(prices.software.name) else "unnamed"
+    return published_out_of_memory(prices.software.name)
+
+
+def published_out_of_memory(software: str) -> OutOfMemory:
+    """The probability for a software by its name, on an accelerator."""
+    names = "named" if is_named(software) else "unnamed"
     return OutOfMemory(**evidence_table()["out_of_memory"][names])

@@ -1,31 +1,24 @@
-"""The score of a layout, by which layouts that are likely to fit are ordered, and what measured runs say of it beside that.
+"""The score of a layout, by which layouts that are likely to fit are ordered, and what measured runs say of its memory.
 
     score = seconds x WORTH ** features
 
 The fastest is first; of two as fast, the plainer: each feature that a layout has beyond the plain ones (`features`) must buy one
 per cent of the step, or the fit. Measured runs say how likely a layout is to run out of memory (`evidence.out_of_memory`), which
-limits what it may hold, and how far it is from the nearest of them (`evidence.nearest`), which is said and changes no order.
+limits what it may hold.
 """
-
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.evidence import schedule_kind
-from fourfold.evidence.neighbourhood import Neighbourhood
 from fourfold.evidence.out_of_memory import OutOfMemory, out_of_memory
 from fourfold.plan.bound import Bounds
-from fourfold.plan.candidate import BlockShape, Candidate, policy_and_offload
+from fourfold.plan.candidate import Candidate, policy_and_offload
 from fourfold.plan.request import Request
 
 WORTH = 1.01
 """How much faster a layout must be for each feature that another does without."""
 USUAL = ("1f1b", "interleaved_1f1b")
 """Schedules that are no feature of their own."""
-FAR = 3.0
-"""Distance from the nearest published run above which a plan says so: another device, another software, and twice the
-context parallelism."""
 NEAR_LIMIT = 0.1
 """Probability of running out of memory above which a layout is near the memory limit."""
 
@@ -53,11 +46,6 @@ class Outlook:
         self.risk: OutOfMemory | None = out_of_memory(request.template)
         self._tables: dict[tuple[object, ...], NDArray[np.float64]] = {}
 
-    @cached_property
-    def _neighbourhood(self) -> Neighbourhood:
-        request = self._request
-        return Neighbourhood(request.model, request.template, request.devices, request.sequence_length)
-
     @property
     def surely_fits_bytes(self) -> float:
         """Bytes that a layout may hold at most and not be near the memory limit."""
@@ -66,21 +54,6 @@ class Outlook:
     def probability(self, memory_bytes: float) -> float:
         """Probability that a layout which is predicted to hold so much runs out of memory; 0 where nothing tells."""
         return self.risk.probability(memory_bytes / self._capacity) if self.risk is not None else 0.0
-
-    def distance(self, layout: Candidate) -> float:
-        """Distance from the nearest published run, a number of changes; 0 where none tells."""
-        if self.risk is None:
-            return 0.0
-        return self._distance(layout, layout.pp, layout.schedule, layout.zero)
-
-    def _distance(self, shape: BlockShape | Candidate, pp: int, schedule: str, zero: int) -> float:
-        policy, _, blocks = shape.recompute.partition(":")
-        if blocks and 2 * int(blocks) <= self._request.model.num_layers:
-            policy = "none"
-        kind = schedule_kind(schedule) if pp > 1 else "1f1b"
-        return self._neighbourhood.distance(
-            tp=shape.tp, pp=pp, cp=shape.cp, ep=shape.ep, schedule=kind, zero=zero, recompute=policy
-        )
 
     def weight(self, layout: Candidate) -> float:
         """The score of a layout over its seconds."""

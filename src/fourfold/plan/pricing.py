@@ -30,7 +30,7 @@ KEPT = 200_000
 @dataclass(frozen=True)
 class Priced:
     """A layout that was simulated. `device_bytes`: of every pipeline rank. `weight`: its score over its seconds (`plan.outlook`);
-    `out_of_memory`: the probability that it runs out of memory; `distance`: to the nearest published run."""
+    `out_of_memory`: the probability that it runs out of memory."""
 
     candidate: Candidate
     seconds: float
@@ -38,7 +38,6 @@ class Priced:
     bound_seconds: float = 0.0
     weight: float = 1.0
     out_of_memory: float = 0.0
-    distance: float = 0.0
 
     @property
     def is_near_limit(self) -> bool:
@@ -158,7 +157,7 @@ class Pricer:
     ) -> Priced:
         """A layout with these figures, and its score."""
         outlook, held = self.outlook, max(device_bytes)
-        about = (outlook.weight(candidate), outlook.probability(held), outlook.distance(candidate))
+        about = (outlook.weight(candidate), outlook.probability(held))
         return Priced(candidate, seconds, device_bytes, bound_seconds, *about)
 
     def held(self, candidate: Candidate) -> list[int] | None:

@@ -1,7 +1,6 @@
-"""How sure a layout is and what would help: its memory, its distance from measured runs, changes with what each gains."""
+"""How sure a layout is and what would help: its memory, changes with what each gains."""
 
 from fourfold.plan.advice import Advice, LayoutChange
-from fourfold.plan.outlook import FAR
 from fourfold.plan.planner import Plan
 from fourfold.plan.pricing import Priced
 from fourfold.report.units import format_bytes, per_cent, seconds_text, spelled_out
@@ -20,10 +19,6 @@ def outlook_lines(plan: Plan, width: int = 11) -> list[str]:
     lines = []
     if best.is_near_limit:
         lines.append(f"{'surer':<{width}}{_instead(plan, best)}")
-    if best.distance > FAR:
-        lines.append(
-            f"{'distance':<{width}}no measured run is near the first (distance {best.distance:.1f}): its interval is wider"
-        )
     if (riskier := plan.found.riskier) is not None:
         gain = f"{per_cent(1 - riskier.seconds / best.seconds)} less time, {format_bytes(riskier.memory_bytes)}"
         fits = fit_of_priced(plan, riskier).phrase

@@ -20,8 +20,8 @@ from fourfold.results.record import ABSENT, record, shown
 
 @record
 class PricedLayout:
-    """A layout that a search priced. `behind`: why it is not first though it is faster than the first; `distance`: to the nearest
-    published run; `score_seconds`: by which layouts are ordered."""
+    """A layout that a search priced. `behind`: why it is not first though it is faster than the first;
+    `score_seconds`: by which layouts are ordered."""
 
     layout: LayoutDocument
     words: str
@@ -33,7 +33,6 @@ class PricedLayout:
     memory_bytes_by_pp_rank: list[int]
     fit: FitDocument
     behind: str | None
-    distance: float
     score_seconds: float
 
 

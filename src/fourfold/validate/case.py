@@ -118,9 +118,11 @@ class Case:
 @dataclass(frozen=True)
 class Prediction:
     """A predicted step. `memory_bytes`: of the rank and in the way that the case's figure counts; `fits`: whether
-    every rank's memory suffices; `refused`: why there is no prediction."""
+    every rank's memory suffices; `memory_share`: the part of its device that the fullest rank holds; `refused`: why there is no
+    prediction."""
 
     step_seconds: float | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
     refused: str | None = None
+    memory_share: float | None = None

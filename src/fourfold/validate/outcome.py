@@ -39,7 +39,8 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
     rank = largest if wanted == "largest" else {"first": 0}.get(wanted, len(ranks) - 1)
     beside = [overhead_bytes(spec, each, prices.software) for each in range(len(ranks))]
     counted = counted_bytes(ranks[rank], beside[rank], case.measured, prices.software)
-    return Prediction(step.seconds, counted, _fits(ranks[largest], beside[largest], prices))
+    share = ranks[largest] / case.cluster.device.memory_bytes
+    return Prediction(step.seconds, counted, _fits(ranks[largest], beside[largest], prices), memory_share=share)
 
 
 def checked_prediction(case: Case) -> Prediction:

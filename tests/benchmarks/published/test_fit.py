@@ -1,6 +1,7 @@
 """The fit of constants: it finds what made the rows, stays within its limits and leaves out what it says."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import fit_file
 from case import PublishedCase
 from fit_constants import HOLD, OUTLIER, Model, fitted_table, informed, named_as_known
-from fit_memory import LARGEST, UNITS, MemoryRows, fit_memory
+from fit_memory import LARGEST, UNITS, MemoryRows, fit_memory, left_out_memory
 from fit_rows import TimedRows
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of
 from fourfold.cost.fitted import Fitted, fitted
@@ -207,3 +208,60 @@ def test_a_family_follows_many_trainers_and_not_one() -> None:
 
     assert shared(80) == pytest.approx(np.log(1.04), rel=0.15)
     assert shared(1) < 0.5 * np.log(1.04)
+
+
+def test_rows_that_were_looked_at_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows = timed([(case(f"file{i}", "torchtitan, 2024"), 1.0 + i / 10) for i in range(3)])
+    rows.save(tmp_path / "rows.npz")
+    found = TimedRows.load(tmp_path / "rows.npz", rows.cases[1:])
+    assert [each.id for each in found.cases] == [each.id for each in rows.cases[1:]]
+    for name in ("errors", "slopes", "values"):
+        assert getattr(found, name) == pytest.approx(getattr(rows, name)[1:])
+    held = MemoryRows(rows.cases, np.arange(15.0).reshape(3, 5))
+    held.save(tmp_path / "held.npz")
+    again = MemoryRows.load(tmp_path / "held.npz", rows.cases[1:])
+    assert [each.id for each in again.cases] == [each.id for each in rows.cases[1:]]
+    assert again.parts.tolist() == held.parts[1:].tolist()
+
+
+def test_errors_without_a_source_are_those_of_a_fit_without_it() -> None:
+    draw = np.random.default_rng(7)
+    rows = [
+        (case(f"file{i % 6}", "torchtitan, 2024"), float(np.exp(0.08 * (i % 3 == 0) + draw.normal(0, 0.01))))
+        for i in range(24)
+    ]
+    model = Model.of([timed(rows)], PRIOR)
+    written = np.array([node.level != "trainer" for node in model.nodes])
+
+    def errors(left_out: frozenset[str] = frozenset()) -> np.ndarray:
+        departures = model.departures(left_out)
+        return model.errors + model.matrix @ (np.array([departures[node] for node in model.nodes]) * written)
+
+    shipped = errors()
+    found = model.left_out_errors(shipped, lambda each: each.file)
+    for file in ("file0", "file3"):
+        mine = [row for row, each in enumerate(model.cases) if each.file == file]
+        assert found[mine] == pytest.approx(errors(frozenset({file}))[mine], abs=2e-3)
+        assert np.abs(found[mine] - shipped[mine]).max() > 2.5e-3, "a source informs its own rows"
+
+
+def test_memory_without_a_source_is_what_a_fit_to_the_others_predicts() -> None:
+    one = case("file", "torchtitan, 2024")
+    cases = [replace(one, file=f"file{i % 4}", trainer="torchtitan", id=f"{i}") for i in range(16)]
+    parts = np.array([[0.5 + 0.2 * (i % 4 == 0), 0.1, 0.0, 0.1, 0.0] for i in range(16)])
+    held, table, without = MemoryRows(cases, parts), copied(PRIOR), copied(PRIOR)
+    fit_memory(held, PRIOR, table)
+    fit_memory(held.without(frozenset({"file0"})), PRIOR, without)
+
+    def error(known: dict) -> float:
+        value = {name: Constants(known).value("software", one.software, name) for name in ("extra", *UNITS)}
+        inner = parts[0, 0] + sum(
+            p * value[name] / unit for p, (name, unit) in zip(parts[0, 1:], UNITS.items(), strict=True)
+        )
+        return float(np.log((1 + value["extra"]) * inner))
+
+    found = left_out_memory(held, PRIOR, table, lambda each: each.file)
+    assert found[[0, 4, 8, 12]] == pytest.approx(error(without), abs=1e-6)
+    assert found[0] > error(table) + 1e-3, "its own rows hold more, and would have raised what is predicted: " + str(
+        found
+    )

@@ -104,6 +104,11 @@ def test_models_by_their_kind() -> None:
     assert (deepseek.family, deepseek.key_value_rank, deepseek.num_shared_experts) == ("deepseek_v3", 512, 1)
     assert (deepseek.first_dense_layers, deepseek.mtp_layers) == (3, 1)
     assert CASES["vendor:2"].model.mtp_layers == 0, "a row that says without has none"
+    row = ROWS["vendor:0"]
+    few = replace(row.model, num_layers=8, mtp_layers=None)
+    cut = normalise(replace(row, model=few, layout=replace(row.layout, pp=1)))
+    assert isinstance(cut, PublishedCase)
+    assert cut.model.mtp_layers == 0, "nor has a copy of a few layers"
     gpt = CASES["papers:0"].model
     assert (gpt.family, gpt.norm, gpt.activation, gpt.positions, gpt.linear_bias) == (
         "gpt2",

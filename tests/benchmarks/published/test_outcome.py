@@ -2,14 +2,19 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from case import PublishedCase, SettledPrediction
 from compare import validate
+from explain import explain_case, explanation_lines
 from fourfold.config import UserError
+from normalise import normalise
+from outcome import predicted_row
 from row_files import read_rows
+from settle import predict_case
 from tables import defaults_lines, summary_lines
 
 ROWS, UNREAD = read_rows([Path(__file__).parent / "rows"])
@@ -47,7 +52,38 @@ def test_figures_of_a_row_agree() -> None:
     assert row.predicted_tokens_per_second_per_device == pytest.approx(256 * 4096 / (16 * 5))
     assert row.measured_mfu is not None
     assert row.predicted_mfu == pytest.approx(row.measured_mfu * 4 / 5)
+    low, high = row.step_seconds_interval or (0.0, 0.0)
+    assert low < row.predicted_step_seconds < high
+    assert (row.memory_bytes_interval, row.probability_out_of_memory) == (None, None), (
+        "nothing is predicted of its memory"
+    )
     assert (row.predicted_memory_bytes, row.software, row.device) == (None, "nanotron", "h100-sxm")
+
+
+def test_a_network_that_nobody_states_is_a_range_that_widens_the_interval() -> None:
+    row = replace(ROWS[[row.id for row in ROWS].index("sweep:0")], notes="")
+    stated, silent = (
+        normalise(replace(row, hardware=replace(row.hardware, internode=text))) for text in ("400 Gb/s per GPU", "")
+    )
+    assert isinstance(stated, PublishedCase)
+    assert isinstance(silent, PublishedCase)
+    assert (stated.network.assumed, silent.network.assumed) == (False, True)
+    assert predict_case(stated).network_step_seconds is None
+    found = predict_case(silent)
+    slowest, fastest = found.network_step_seconds or (0.0, 0.0)
+    assert slowest > found.step_seconds >= fastest > 0
+    low, high = predicted_row(silent, found).step_seconds_interval or (0.0, 0.0)
+    narrow_low, narrow_high = predicted_row(
+        silent, replace(found, network_step_seconds=None)
+    ).step_seconds_interval or (
+        0.0,
+        0.0,
+    )
+    assert high / narrow_high == pytest.approx(slowest / found.step_seconds)
+    assert low / narrow_low == pytest.approx(fastest / found.step_seconds)
+    lines = "\n".join(explanation_lines(explain_case(silent)))
+    assert f"{slowest:.4g} s with 12 GB/s a device, {fastest:.4g} s with 50 GB/s a device" in lines
+    assert "not stated: " not in "\n".join(explanation_lines(explain_case(stated)))
 
 
 def test_refusals_are_reasons() -> None:

@@ -207,3 +207,16 @@ def test_torchtitan_makes_experts_again_where_recomputation_is_selective() -> No
     assert isinstance(dense, PublishedCase)
     assert isinstance(experts, PublishedCase)
     assert (dense.layout.recompute, experts.layout.recompute) == ("alternate", "full")
+
+
+def test_what_a_source_counts_it_did() -> None:
+    """A full recomputation among a source's FLOPs was done, where it says nothing else."""
+    row = replace(ROWS["torchtitan:6"], recompute="not stated", flops_convention="hardware incl. full recompute")
+    counted, silent = normalise(row), normalise(replace(row, flops_convention="recompute not counted"))
+    stated = normalise(replace(row, recompute="none"))
+    assert isinstance(counted, PublishedCase)
+    assert isinstance(silent, PublishedCase)
+    assert isinstance(stated, PublishedCase)
+    assert (counted.layout.recompute, counted.recompute_open) == ("full", False)
+    assert (silent.layout.recompute, silent.recompute_open) == ("none", True)
+    assert stated.layout.recompute == "none", "what is said wins"

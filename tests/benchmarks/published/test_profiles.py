@@ -14,6 +14,7 @@ from software import trainer_of
         ("Megatron-LM (2021)", "megatron"),
         ("MegaScale, 2024", "megatron"),
         ("GPT-NeoX, 2022", "megatron-deepspeed"),
+        ("bigscience-workshop/bigscience chronicles", "megatron-deepspeed"),
         ("Megatron Bridge 26.06", "nemo"),
         ("prime-rl, 2026", "torchtitan-2026"),
         ("torchtitan, 2025", "torchtitan"),

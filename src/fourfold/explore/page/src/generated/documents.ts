@@ -694,7 +694,7 @@ export interface PresetRow {
   overrides: Record<string, unknown>;
 }
 
-/** A layout that a search priced. `behind`: why it is not first though it is faster than the first; `distance`: to the nearest published run; `score_seconds`: by which layouts are ordered. */
+/** A layout that a search priced. `behind`: why it is not first though it is faster than the first; `score_seconds`: by which layouts are ordered. */
 export interface PricedLayout {
   layout: LayoutDocument;
   words: string;
@@ -706,7 +706,6 @@ export interface PricedLayout {
   memory_bytes_by_pp_rank: number[];
   fit: FitDocument;
   behind: string | null;
-  distance: number;
   score_seconds: number;
 }
 

@@ -1,0 +1,63 @@
+"""Looks at rows once, with the constants that ship, and keeps what a fit reads of them: it then takes seconds.
+
+    python benchmarks/published/look.py DIR... [--timed timed.npz] [--held held.npz] [--rows 8] [--sweep-rows 50] [--minutes 600]
+
+`--timed`: step times, and how they change with each constant. `--held`: memory, of runs that state it and of all that a source with
+failed runs reports. Rows come in an order drawn alike every time; after so many minutes the rest is left out."""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from case import PublishedCase
+from fit_constants import joined, joined_times
+from fit_file import FITTED, read
+from fit_memory import held_rows
+from fit_out_of_memory import reporting
+from fit_rows import Lowered, prepare, say, timed_rows
+from fit_sample import chosen, is_measured, telling, with_memory
+from fit_table import Table
+from row_command import cases_of, row_parser, rows_or_exit
+
+AT_ONCE = 16
+_Found = TypeVar("_Found")
+
+
+def main() -> None:
+    parser = row_parser(__doc__)
+    parser.add_argument("--timed", type=Path)
+    parser.add_argument("--held", type=Path)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--sweep-rows", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=600.0)
+    options = parser.parse_args()
+    every = cases_of(rows_or_exit(parser, options.folders))
+    cases, table, until = telling(every), read(FITTED), time.monotonic() + 60 * options.minutes
+    if options.timed:
+        wanted = chosen(cases, options.rows, options.sweep_rows)
+        joined_times(list(looked(wanted, timed_rows, table, until))).save(options.timed)
+    if options.held:
+        measured = filter(is_measured, with_memory(cases, options.rows))
+        both = {id(case): case for case in (*measured, *(each for each in reporting(every) if each.layout.pp <= 16))}
+        joined(list(looked(list(both.values()), held_rows, table, until))).save(options.held)
+
+
+def looked(
+    cases: list[PublishedCase], look: Callable[[list[Lowered], Table], _Found], table: Table, until: float
+) -> Iterator[_Found]:
+    """The finds, of a few rows at a time."""
+    random.Random(13).shuffle(cases)
+    for first in range(0, len(cases), AT_ONCE):
+        if time.monotonic() > until:
+            say(f"{first} of {len(cases)} rows: no time is left")
+            return
+        yield look(prepare(cases[first : first + AT_ONCE], lambda case, found: True), table)
+        gc.unfreeze()
+        say(f"{min(first + AT_ONCE, len(cases))} of {len(cases)} rows")
+
+
+if __name__ == "__main__":
+    main()
