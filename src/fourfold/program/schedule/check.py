@@ -1,6 +1,6 @@
 """Proves a compute order complete and executable, or names the rank, the position and what is wrong there."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class OrderFault:
-    """What is wrong with compute orders. `message`: a sentence that says what works. `entry`: an entry that stands where it must
+    """A fault of compute orders. `message`: a sentence that says what works. `entry`: an entry that stands where it must
     not; `deadlock`: entries that wait for one another, which no further entry mends; `missing`: an entry that is not there.
 
     `places`: the entries of which the sentence speaks; of a deadlock each waits for the one at the same position of `awaited`."""
@@ -127,17 +127,25 @@ def deadlock_fault(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[in
     """Ranks that wait for one another in a ring. Orders may lack entries: who waits for one of these is in no deadlock, unless it
     waits for a ring too."""
     ran = entries_run(orders, stage_ranks)
-    done = {entry for order, count in zip(orders, ran, strict=True) for entry in order[:count]}
-    for stuck in (rank for rank, order in enumerate(orders) if ran[rank] < len(order)):
-        cycle = _cycle(stuck, orders, ran, stage_ranks, done)
-        if not cycle:
-            continue
-        told = "; ".join(_waits(rank, orders, ran, stage_ranks, done) for rank in cycle)
-        blockers = [_blocker(rank, orders, ran, stage_ranks, done) for rank in cycle]
-        message = f"deadlock: {told}; what works: {token(blockers[0])} earlier in its rank's order"
-        awaited = [(rank := stage_ranks[each.stage], orders[rank].index(each)) for each in blockers]
-        return OrderFault("deadlock", message, tuple((rank, ran[rank]) for rank in cycle), tuple(awaited))
+    blocked = waiting(orders, stage_ranks, ran)
+    for rank in blocked:
+        cycle = _cycle(rank, orders, blocked, stage_ranks)
+        if cycle:
+            told = "; ".join(_waits(each, orders, ran, blocked[each], stage_ranks) for each in cycle)
+            message = f"deadlock: {told}; what works: {token(blocked[cycle[0]])} earlier in its rank's order"
+            awaited = [
+                (stage_ranks[b.stage], orders[stage_ranks[b.stage]].index(b)) for b in map(blocked.get, cycle) if b
+            ]
+            return OrderFault("deadlock", message, tuple((each, ran[each]) for each in cycle), tuple(awaited))
     return None
+
+
+def waiting(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], ran: Sequence[int]) -> dict[int, Compute]:
+    """By rank that does not come to its end, the computation that it waits for, in the form in which an order has it; where no
+    order has it, as it is needed. `ran`: its `entries_run`."""
+    done = {entry for order, count in zip(orders, ran, strict=True) for entry in order[:count]}
+    stuck = (rank for rank, order in enumerate(orders) if ran[rank] < len(order))
+    return {rank: _blocker(orders[rank][ran[rank]], orders, stage_ranks, done) for rank in stuck}
 
 
 def entries_run(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> list[int]:
@@ -146,21 +154,19 @@ def entries_run(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int])
 
 
 def _blocker(
-    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+    entry: Compute, orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], done: set[Compute]
 ) -> Compute:
-    """The computation that the rank waits for, in the form in which its order has it; where no order has it, as it is needed."""
-    for need in needs(orders[rank][ran[rank]], len(stage_ranks)):
+    for need in needs(entry, len(stage_ranks)):
         full = need._replace(op=Op.BACKWARD)
         forms = (need, full) if need.op is Op.BACKWARD_INPUT else (need,)
         if not any(form in done for form in forms):
             return next((form for form in forms if form in orders[stage_ranks[need.stage]]), need)
-    raise AssertionError(f"rank {rank} waits for nothing")
+    raise AssertionError(f"{token(entry)} waits for nothing")
 
 
 def _waits(
-    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+    rank: int, orders: Sequence[Sequence[Compute]], ran: Sequence[int], need: Compute, stage_ranks: Sequence[int]
 ) -> str:
-    need = _blocker(rank, orders, ran, stage_ranks, done)
     holder = stage_ranks[need.stage]
     where = (
         f"its own entry {orders[holder].index(need)}"
@@ -171,13 +177,13 @@ def _waits(
 
 
 def _cycle(
-    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+    rank: int, orders: Sequence[Sequence[Compute]], blocked: Mapping[int, Compute], stage_ranks: Sequence[int]
 ) -> list[int]:
     """The ranks that wait for one another in a ring, reached from `rank`; none where it ends at an entry that is not there."""
     path: list[int] = []
     while rank not in path:
         path.append(rank)
-        blocker = _blocker(rank, orders, ran, stage_ranks, done)
+        blocker = blocked[rank]
         rank = stage_ranks[blocker.stage]
         if blocker not in orders[rank]:
             return []
