@@ -10,11 +10,12 @@ from typing import Any, Literal
 from fourfold.api.programs import compiled_run
 from fourfold.api.verification import Verification
 from fourfold.explore.board.goals import GoalDocument, goal_rows
-from fourfold.explore.board.request import Board, read_board
+from fourfold.explore.board.request import Board, known_fills, read_board
 from fourfold.explore.board.tiny import run_keys
 from fourfold.program import memory_peak
 from fourfold.program.instruction import Op
 from fourfold.program.schedule import Compute, Orders, StageTimes
+from fourfold.program.schedule.auto import AUTO
 from fourfold.program.schedule.check import (
     OrderFault,
     deadlock_fault,
@@ -24,6 +25,7 @@ from fourfold.program.schedule.check import (
     token,
     waiting,
 )
+from fourfold.program.schedule.compute import SCHEDULED_OPS
 from fourfold.program.schedule.execution import activation_levels, live_activations, needs
 from fourfold.program.timeline import Timeline, timeline
 from fourfold.results.record import record
@@ -84,9 +86,20 @@ class BoardTimeline:
 
 
 @record
-class BoardDocument:
-    """A board, judged and priced. `rows`: entries by rank; `link`: the same as an address has them; `file`: the schedule file."""
+class BoardOperation:
+    """An operation that may be put on the board. `excludes`: those of which a stage and microbatch then has none."""
 
+    letter: str
+    excludes: list[str]
+
+
+@record
+class BoardDocument:
+    """A board, judged and priced. `rows`: entries by rank; `link`: the same as an address has them; `file`: the schedule file;
+    `fills`: schedules that can write all rows."""
+
+    operations: list[BoardOperation]
+    fills: list[str]
     ranks: int
     microbatches: int
     stages: list[int]
@@ -101,6 +114,10 @@ class BoardDocument:
     goals: list[GoalDocument]
 
 
+_HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+_EXCLUDES = {Op.FORWARD: (), Op.BACKWARD: _HALVES, **dict.fromkeys(_HALVES, (Op.BACKWARD,))}
+
+
 def board_document(body: Mapping[str, Any]) -> dict[str, Any]:
     """`BoardDocument` of a request (`BoardRequest`). Raises `UserError` where its text is no board."""
     board = read_board(body)
@@ -111,6 +128,10 @@ def board_document(body: Mapping[str, Any]) -> dict[str, Any]:
     line = timeline(_run(board.orders, ran), board.stage_ranks, board.times)
     peaks = proof.peak_bytes if proof is not None and proof.faults == () else None
     return {
+        "operations": [
+            {"letter": op.value, "excludes": [each.value for each in _EXCLUDES[op]]} for op in SCHEDULED_OPS
+        ],
+        "fills": [*known_fills(board.stage_ranks), AUTO.name],
         "ranks": board.num_ranks,
         "microbatches": board.num_microbatches,
         "stages": list(board.stage_ranks),

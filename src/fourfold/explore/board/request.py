@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
 from fourfold.explore.setup import Malformed
-from fourfold.program.schedule import Orders, StageTimes, auto_orders, order_text, parse_orders
+from fourfold.program.schedule import Orders, Schedule, StageTimes, auto_orders, order_text, parse_orders
+from fourfold.program.schedule.auto import AUTO
 from fourfold.program.schedule.built_in import with_placement
 from fourfold.program.schedule.check import token
 from fourfold.program.schedule.record import loop_placement
@@ -122,20 +123,25 @@ def fill_rows(
 ) -> Orders:
     """All rows as a built-in schedule, or `auto` within a limit, writes them. Raises `UserError` for one that does not put the
     stages on these ranks."""
-    if name == "auto":
+    if name == AUTO.name:
         return auto_orders(stage_ranks, num_microbatches, times, limit)
     num_ranks = max(stage_ranks) + 1
-    known = {schedule.name: schedule for schedule in with_placement(stage_ranks)}
+    known = known_fills(stage_ranks)
     found = known.get(name)
     if found is None:
         placed = " ".join(map(str, stage_ranks))
         raise UserError(
-            f"fill = {shortened(name)}: writes no order for stages on ranks {placed}; allowed: {', '.join([*known, 'auto'])}"
+            f"fill = {shortened(name)}: writes no order for stages on ranks {placed}; allowed: {', '.join([*known, AUTO.name])}"
         )
     size = (num_ranks, len(stage_ranks) // num_ranks, num_microbatches)
     if found.check_size is not None:
         found.check_size(*size)
     return found.orders(*size, None, None)
+
+
+def known_fills(stage_ranks: tuple[int, ...]) -> dict[str, Schedule]:
+    """The built-in schedules that put the stages on these ranks, by name."""
+    return {schedule.name: schedule for schedule in with_placement(stage_ranks)}
 
 
 def _stage_ranks(stated: list[int] | None, num_ranks: int) -> tuple[int, ...]:

@@ -128,8 +128,10 @@ export interface BlockedPlace {
   at: number | null;
 }
 
-/** A board, judged and priced. `rows`: entries by rank; `link`: the same as an address has them; `file`: the schedule file. */
+/** A board, judged and priced. `rows`: entries by rank; `link`: the same as an address has them; `file`: the schedule file; `fills`: schedules that can write all rows. */
 export interface BoardDocument {
+  operations: BoardOperation[];
+  fills: string[];
   ranks: number;
   microbatches: number;
   stages: number[];
@@ -142,6 +144,12 @@ export interface BoardDocument {
   bubble_fraction: number;
   inner_idle_fraction: number;
   goals: GoalDocument[];
+}
+
+/** An operation that may be put on the board. `excludes`: those of which a stage and microbatch then has none. */
+export interface BoardOperation {
+  letter: string;
+  excludes: string[];
 }
 
 /** An entry of a rank's order. */
