@@ -20,6 +20,8 @@ from fourfold.program.schedule import check_orders, schedule_orders, stage_ranks
 from fourfold.program.schedule.auto import step_bound
 from fourfold.program.schedule.check import token
 from tests.explore.test_documents import silent
+from tests.explore.test_pages import violations
+from tests.support.explore_server import Watched, address_now, in_address, until, watching
 from tools.board_results import shortest
 
 
@@ -247,3 +249,164 @@ def test_a_board_is_trained_and_its_last_step_is_what_its_rows_say() -> None:
         assert ends[f"F0.{m}"] <= starts[f"F1.{m}"] + 1e-3
         assert ends[f"I1.{m}"] <= starts[f"I0.{m}"] + 1e-3
     assert found["measured"]["measured_seconds"] == pytest.approx(max(ends.values()))
+
+
+# In a browser
+
+
+def on_board(watched: Watched, place: str = "") -> Any:
+    """The tab with the board of an address, its keys in hand."""
+    watched.open(f"#/board{place}")
+    watched.tab.locator("[data-verdict]").wait_for()
+    watched.tab.get_by_role("application", name="Board of").focus()
+    return watched.tab
+
+
+def judges(tab: Any, state: str, *words: str) -> None:
+    """Waits until the page has the verifier's sentence."""
+    found = tab.locator(f"[data-verdict={state}]")
+    for each in words:
+        found.get_by_text(each, exact=False).first.wait_for()
+    found.wait_for()
+
+
+def entries(tab: Any) -> list[str]:
+    """The entries on the board, row by row."""
+    return tab.locator(".grid [data-entry]").evaluate_all("all => all.map(each => each.dataset.entry)")
+
+
+@pytest.mark.page
+def test_a_deadlock_that_keys_build_is_told_and_drawn_and_undone(watched: Watched) -> None:
+    tab = on_board(watched, "?board.ranks=2&board.microbatches=1")
+    for key in ("F", "ArrowDown", "B", "F"):
+        tab.keyboard.press(key)
+    judges(tab, "deadlock", "B1.0 waits for F1.0, its own entry 1")
+    assert entries(tab) == ["F0.0", "B1.0", "F1.0"]
+    assert tab.locator(".entry.wrong").evaluate_all("all => all.map(each => each.dataset.entry)") == ["B1.0", "F1.0"]
+    assert tab.locator("path.arrow.strong").count() == 1
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("Shift+ArrowLeft")
+    judges(tab, "unfinished", "rank 0 lacks B0.0 (of 1 microbatches); add B0.0 to its order")
+    assert entries(tab) == ["F0.0", "F1.0", "B1.0"]
+    tab.keyboard.press("Control+z")
+    judges(tab, "deadlock")
+
+
+@pytest.mark.page
+def test_1f1b_is_rebuilt_by_keys_opened_again_by_its_link_and_saved_as_a_file(watched: Watched, tmp_path: Path) -> None:
+    tab = on_board(watched)
+    for rank, order in enumerate(schedule_orders("1f1b", 3, 1, 4)):
+        for entry in order:
+            tab.keyboard.press(entry.op.value)
+        if rank < 2:
+            tab.keyboard.press("ArrowDown")
+            tab.keyboard.press("Home")
+    judges(tab, "proved", "nothing is read before it is written")
+    tab.locator("[data-goal='1f1b'][data-reached=true]").wait_for()
+    assert tab.locator("[data-reached=true]").count() == 1
+    assert tab.locator("[data-figure=bubble]").inner_text() == "33.3 %"
+    in_address(tab, "board.rows=F0.0+F0.1+F0.2+B0.0")
+    address = address_now(tab)
+    with tab.expect_download() as saved:
+        tab.get_by_role("button", name="Save", exact=True).click()
+    path = tmp_path / "board.txt"
+    saved.value.save_as(path)
+    assert path.read_text(encoding="utf-8") == judged(ranks=3, microbatches=4, fill="1f1b")["file"]
+
+    tab.get_by_role("button", name="Empty it").click()
+    until(tab, "document.querySelectorAll('.grid [data-entry]').length === 0")
+    tab.locator("input[type=file]").set_input_files(path)
+    until(tab, "document.querySelectorAll('.grid [data-entry]').length === 24")
+    tab.goto("about:blank")
+    tab.goto(address)
+    judges(tab, "proved")
+    assert len(entries(tab)) == 24
+
+
+@pytest.mark.page
+def test_a_link_that_is_no_board_says_what_is_wrong_and_a_board_can_be_begun(watched: Watched) -> None:
+    watched.open("#/board?board.rows=F0.0+X1:F1.0:")
+    watched.tab.get_by_text("rows: rank 0, entry 1: 'X1' is no entry").wait_for()
+    watched.tab.get_by_role("button", name="Empty the board").click()
+    judges(watched.tab, "unfinished", "rank 0 lacks F0.0")
+
+
+def centre(found: Any) -> tuple[float, float]:
+    """The middle of an element on the screen."""
+    box = found.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+@pytest.mark.page
+def test_entries_are_dragged_in_along_and_out(watched: Watched) -> None:
+    tab = on_board(watched, "?board.ranks=2&board.microbatches=2&board.rows=F0.0+B0.0:F1.0+B1.0")
+
+    def drag(found: Any, x: float, y: float) -> None:
+        found.scroll_into_view_if_needed()
+        tab.mouse.move(*centre(found))
+        tab.mouse.down()
+        tab.mouse.move(x - 15, y, steps=3)
+        tab.mouse.move(x, y)
+        tab.mouse.up()
+
+    second = tab.locator("[data-entry='B1.0']")
+    end = centre(second)
+    drag(tab.locator(".tray .entry").first, end[0] - 20, end[1])
+    judges(tab, "entry", "F0.1: stage 0 is on rank 0")
+    assert entries(tab) == ["F0.0", "B0.0", "F1.0", "F0.1", "B1.0"]
+    there = centre(tab.locator("[data-entry='B0.0']"))
+    drag(tab.locator("[data-entry='F0.1']"), there[0] - 20, there[1])
+    judges(tab, "unfinished", "rank 0 lacks B0.1")
+    assert entries(tab) == ["F0.0", "F0.1", "B0.0", "F1.0", "B1.0"]
+    drag(tab.locator("[data-entry='B1.0']"), there[0], there[1] - 150)
+    judges(tab, "unfinished")
+    until(tab, "document.querySelectorAll('.grid [data-entry]').length === 4")
+
+
+@pytest.mark.page
+def test_fingers_build_on_a_phone_that_scrolls_no_page_sideways(browser: Any, address: str) -> None:
+    """With rows longer than the screen."""
+    with watching(browser, address, has_touch=True, is_mobile=True) as watched:
+        watched.tab.set_viewport_size({"width": 390, "height": 844})
+        tab = on_board(watched, "?board.ranks=2&board.microbatches=4")
+        for _ in range(4):
+            tab.locator(".tray .entry").first.tap()
+        for _ in range(4):
+            tab.locator(".tray .entry").nth(1).tap()
+        until(tab, "document.querySelectorAll('.grid [data-entry]').length === 8")
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        around = tab.locator(".around")
+        assert around.evaluate("each => each.scrollWidth > each.clientWidth && each.scrollLeft > 0")
+        tab.locator("[data-entry='B0.3']").tap()
+        tab.get_by_role("button", name="earlier").tap()
+        tab.get_by_role("button", name="take out").tap()
+        until(tab, "document.querySelectorAll('.grid [data-entry]').length === 7")
+        assert entries(tab)[-1] == "B0.2"
+        x, y = centre(tab.locator("[data-entry='B0.2']"))
+        tab.locator("[data-entry='B0.2']").tap()
+        finger = tab.context.new_cdp_session(tab)
+        for kind, at in (("Start", x), ("Move", x - 20), ("Move", x - 48 * 2), ("End", None)):
+            points = [] if at is None else [{"x": at, "y": y}]
+            finger.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+        until(tab, "[...document.querySelectorAll('.grid [data-entry]')].at(-1).dataset.entry !== 'B0.2'")
+        assert violations(tab) == []
+
+
+@pytest.mark.page
+def test_a_board_with_faults_bars_nobody(watched: Watched) -> None:
+    """On light ground and on dark, axe-core finds nothing."""
+    for theme in ("light", "dark"):
+        watched.tab.emulate_media(color_scheme=theme)
+        for rows in ("F0.0+B0.0+F0.1:F1.1+F1.0+B1.0", "F0.0+B0.0:F1.0+F0.1"):
+            on_board(watched, f"?board.ranks=2&board.microbatches=2&board.rows={rows}")
+            assert violations(watched.tab) == []
+
+
+@pytest.mark.rest
+@pytest.mark.page
+def test_the_page_trains_a_board_and_draws_it_beside_the_simulation(watched: Watched) -> None:
+    tab = on_board(watched, "?board.ranks=2&board.microbatches=2&board.rows=F0.0+F0.1+B0.0+B0.1:F1.0+B1.0+F1.1+B1.1")
+    judges(tab, "proved")
+    tab.get_by_role("button", name="Train it on 2 CPU ranks").click()
+    tab.get_by_role("button", name="Stop").wait_for()
+    tab.get_by_role("heading", name="As it ran, beside as it is simulated").wait_for()
