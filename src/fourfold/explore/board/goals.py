@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fourfold.explore.board.request import BETWEEN, Board, Times, fill_rows, stage_times
+from fourfold.explore.board.request import BETWEEN, Board, PassTimes, fill_rows, stage_times
 from fourfold.program.schedule import Orders, StageTimes
 from fourfold.program.schedule.execution import execute, peak_activations
 from fourfold.program.schedule.record import loop_placement, v_placement
@@ -35,7 +35,7 @@ class Goal(BaseModel):
     placement: Literal["line", "v"] = "line"
     schedule: str | None = None
     durations: list[float] | None = None
-    times: Times = Times()
+    times: PassTimes = PassTimes()
     limit: float | None = None
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class Goal(BaseModel):
 
     @cached_property
     def stage_times(self) -> StageTimes:
-        """Times of every stage."""
+        """PassTimes of every stage."""
         return stage_times(self.times, self.durations, len(self.stage_ranks))
 
     @cached_property

@@ -26,8 +26,8 @@ _MOST_FILE = 20_000
 Factor = Annotated[float, Field(ge=FACTORS[0], le=FACTORS[1])]
 
 
-class Times(BaseModel):
-    """Times of a stage in any unit: forward, both halves of backward; of a transfer between ranks."""
+class PassTimes(BaseModel):
+    """PassTimes of a stage in any unit: forward, both halves of backward; of a transfer between ranks."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -51,7 +51,7 @@ class BoardRequest(BaseModel):
     rows: Annotated[str, Field(max_length=_MOST_FILE)] = ""
     file: Annotated[str, Field(max_length=_MOST_FILE)] | None = None
     fill: Annotated[str, Field(max_length=40)] | None = None
-    times: Times = Times()
+    times: PassTimes = PassTimes()
     durations: Annotated[list[Factor], Field(max_length=16)] | None = None
     limit: Factor | None = None
 
@@ -107,8 +107,8 @@ def read_board(body: Mapping[str, Any]) -> Board:
     return Board(stage_ranks, asked.microbatches, orders, times)
 
 
-def stage_times(times: Times, durations: list[float] | None, num_stages: int) -> StageTimes:
-    """Times of every stage. Raises `UserError` where `durations` has another number of stages."""
+def stage_times(times: PassTimes, durations: list[float] | None, num_stages: int) -> StageTimes:
+    """PassTimes of every stage. Raises `UserError` where `durations` has another number of stages."""
     longer = durations if durations is not None else [1.0] * num_stages
     if len(longer) != num_stages:
         raise UserError(

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fourfold.config import UserError
@@ -21,7 +20,7 @@ from fourfold.config.errors import shortened
 from fourfold.explore.board.document import board_document
 from fourfold.explore.board.measured import MeasuredDocument, measured_document
 from fourfold.explore.board.request import Board, read_board
-from fourfold.explore.board.tiny import STEPS, run_keys
+from fourfold.explore.board.tiny import STEPS, write_run
 from fourfold.explore.setup import Malformed
 from fourfold.results.record import record
 
@@ -146,13 +145,7 @@ class BoardRuns:
 
 async def _trained(folder: Path, board: Board) -> str:
     """Trains the board in a folder; what went wrong, or an empty text. All processes are of one group, which ends with this."""
-    schedule, run_file, log = folder / "board.txt", folder / "board.toml", folder / "log"
-    schedule.write_text(board.text, encoding="utf-8")
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in run_keys(board, schedule).items():
-        section, _, name = key.partition(".")
-        tables.setdefault(section, {})[name] = value
-    run_file.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    run_file, log = write_run(folder, board), folder / "log"
     command = [sys.executable, "-m", "fourfold", "train", str(run_file), "--ranks", str(board.num_ranks), "--out",
                str(folder / "run")]  # fmt: skip
     with log.open("wb") as output:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from fourfold.explore.board.request import Board
 
 STEPS = 8
@@ -29,3 +31,15 @@ def run_keys(board: Board, schedule: Path) -> dict[str, Any]:
         "layout.microbatch_sequences": 1,
         "run.device": "cpu",
     }
+
+
+def write_run(folder: Path, board: Board) -> Path:
+    """Writes the board's schedule file and the run file that names it; the run file."""
+    schedule, run_file = folder / "board.txt", folder / "board.toml"
+    schedule.write_text(board.text, encoding="utf-8")
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in run_keys(board, schedule).items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    run_file.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    return run_file
