@@ -11,6 +11,7 @@ from fourfold.config import UserError
 from fourfold.config.layout_section import LayoutSection
 from fourfold.config.optimizers import OPTIMIZERS
 from fourfold.config.schema import BatchSection, PrecisionSection
+from fourfold.explore.board.runs import BOARD_RUN
 from fourfold.explore.documents import DOCUMENTS, encoded
 from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS
@@ -43,6 +44,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "pipeline": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
     "trace": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
+    "board": {"ranks": 2, "microbatches": 2, "rows": "F0.0 B0.0 F0.1 B0.1:F1.1 F1.0 B1.0 B1.1"},
     "tasks": {},
     "task": {"task": "two-halves-of-a-backward", **body_of(task_named("two-halves-of-a-backward").start)},
     "model": {"config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -66,7 +68,7 @@ def test_a_document_has_its_type(name: str) -> None:
 
 def test_every_document_has_a_type() -> None:
     """Documents of a run's folder are tested in test_run.py."""
-    assert set(SCHEMAS) == {*BODIES, *KEYS}
+    assert set(SCHEMAS) == {*BODIES, *KEYS, BOARD_RUN}
     assert set(DOCUMENTS) <= set(SCHEMAS)
 
 

@@ -21,6 +21,7 @@ from fourfold.config.errors import shortened
 from fourfold.explore.attention import ATTENTION_KEYS, attention_document
 from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
+from fourfold.explore.board.document import board_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document, priced_setup
@@ -96,6 +97,11 @@ def pipeline(body: Body, report: Report) -> dict[str, Any]:
 def slots(body: Body, report: Report) -> dict[str, Any]:
     """The program of a pipeline rank, by the slots of that timeline."""
     return slots_document(*_divided(body, {**OWN, "pp_rank": int}))
+
+
+def board(body: Body, report: Report) -> dict[str, Any]:
+    """An order that a person builds, judged by the verifier and priced by the simulator."""
+    return board_document(body)
 
 
 def trace(body: Body, report: Report) -> dict[str, Any]:
@@ -215,6 +221,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "attention": attention,
     "pipeline": pipeline,
     "slots": slots,
+    "board": board,
     "tasks": tasks,
     "task": task,
     "own_task": own_task,

@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from fourfold.config import RunFailure, UserError
 from fourfold.config.whole_file import bounded
 from fourfold.explore.block_types import BlockDocument
+from fourfold.explore.board.document import BoardDocument
+from fourfold.explore.board.runs import BOARD_RUN, BoardRunDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective import CollectiveDocument
@@ -82,6 +84,7 @@ SCHEMAS: dict[str, type] = {
     "verify": VerificationDocument,
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
+    "board": BoardDocument,
     "tasks": TasksDocument,
     "task": JudgementDocument,
     "own_task": TaskDocument,
@@ -90,6 +93,7 @@ SCHEMAS: dict[str, type] = {
     "layers": LayersDocument,
     "comparison": ComparisonDocument,
     "trace": TraceDocument,
+    BOARD_RUN: BoardRunDocument,
 }
 """The type of each document, by the name in its address."""
 

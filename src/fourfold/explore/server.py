@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fourfold.config import UserError
+from fourfold.explore.board.runs import BOARD_RUN, BoardRuns
 from fourfold.explore.connections import BoundedProtocol
 from fourfold.explore.documents import DOCUMENTS
 from fourfold.explore.guard import Guard, new_token
@@ -68,18 +69,20 @@ class Settings:
 class Answers:
     """The answers of `/api/NAME`."""
 
-    def __init__(self, pool: WorkerPool, run: Path | None) -> None:
-        self._pool, self._kept = pool, dict[str, bytes]()
+    def __init__(self, pool: WorkerPool, run: Path | None, board: BoardRuns) -> None:
+        self._pool, self._kept, self._board = pool, dict[str, bytes](), board
         self._run = RunAnswers(run, pool)
 
     async def answer(self, request: Request) -> Response:
         """A document; `{"refused": message}` of a layout that cannot run; else `{"error": message}` with a status that says whose
         fault it is."""
         name = request.path_params["name"]
-        if name == SEARCH or (name not in DOCUMENTS and name not in KEYS):
+        if name == SEARCH or (name not in DOCUMENTS and name not in KEYS and name != BOARD_RUN):
             return refusal(404, f"{name}: there is no such document; allowed: {', '.join(DOCUMENTS)}")
         try:
             body = await read_body(request)
+            if name == BOARD_RUN:
+                return Response(await self._board.answer(body), media_type=JSON)
             if name in KEYS:
                 return Response(await self._run.answer(name, body, owner_of(request, name)), media_type=JSON)
             key = json.dumps([name, body], sort_keys=True)
@@ -180,7 +183,8 @@ async def _index(request: Request) -> Response:
 def create_app(settings: Settings) -> Starlette:
     """The application; its processes start and end with it."""
     pool = WorkerPool(settings.workers)
-    documents = Answers(pool, settings.run)
+    board = BoardRuns(is_private=settings.host in LOOPBACK)
+    documents = Answers(pool, settings.run, board)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -188,6 +192,7 @@ def create_app(settings: Settings) -> Starlette:
         try:
             yield
         finally:
+            await board.stop()
             pool.stop()
 
     routes = [

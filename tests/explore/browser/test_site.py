@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fourfold.explore.browser.engine import OF_A_RUN
+from fourfold.explore.browser.engine import BOARD_RUN, OF_A_RUN
 from fourfold.explore.documents import DOCUMENTS
 from tests.explore.test_documents import BODIES
 from tests.support.explore_server import Watched, until, watching
@@ -132,6 +132,17 @@ def test_every_document_is_the_servers(ask: Asked, documents: dict[str, Any], na
     assert (status, ours) == (200, theirs)
 
 
+def test_a_board_is_proved_and_its_goal_reached_in_the_browser(ask: Asked) -> None:
+    """The programs are compiled from the board's file there too."""
+    body = {"ranks": 2, "microbatches": 4, "stages": [0, 1, 1, 0], "fill": "dualpipe_v"}
+    status, ours = ask("board", body)
+    [theirs] = served([("board", body)])
+    assert (status, ours) == (200, theirs)
+    assert ours["verdict"]["state"] == "proved"
+    assert [goal["id"] for goal in ours["goals"] if goal["reached"]] == ["dualpipe-v"]
+    assert "a browser trains nothing" in ask(BOARD_RUN, {"board": body})[1]["refused"]
+
+
 def test_a_refusal_is_an_answer(ask: Asked) -> None:
     status, refusal = ask("simulate", {"run": LARGE[0], "overrides": {"layout.tp": 7}})
     assert status == 200
@@ -166,6 +177,9 @@ def test_a_changed_key_is_computed_here(on_site: Watched) -> None:
     assert "computes in your browser" in on_site.tab.locator("footer").inner_text()
     on_site.open("#/run")
     on_site.tab.get_by_text("fourfold explore RUN, with the folder of a run").wait_for()
+    on_site.open("#/board")
+    on_site.tab.get_by_text("A browser trains nothing").wait_for()
+    assert on_site.tab.get_by_role("button", name="Train it on 3 CPU ranks").is_disabled()
 
 
 def test_a_search_shows_its_progress_and_stops(on_site: Watched) -> None:

@@ -12,6 +12,8 @@ from fourfold.explore.setup import Malformed
 
 OF_A_RUN = ("run", "metrics", "layers", "comparison")
 """Documents of a run's folder, which only a server reads."""
+BOARD_RUN = "board_run"
+"""The document for which a server trains the board."""
 
 
 def answer(name: str, request: str, report: Report) -> tuple[int, str]:
@@ -21,6 +23,11 @@ def answer(name: str, request: str, report: Report) -> tuple[int, str]:
             raise UserError(
                 "a run's folder is read by a server on the machine that has it, and this page is computed in your browser; "
                 "what works: fourfold explore RUN, with the folder of a run, for example runs/first"
+            )
+        if name == BOARD_RUN:
+            raise UserError(
+                "a browser trains nothing; what works: fourfold explore on a machine of your own, or Save, and fourfold train with "
+                "that file"
             )
         if name not in DOCUMENTS:
             raise Malformed(f"{name}: there is no such document; allowed: {', '.join(DOCUMENTS)}")

@@ -1,6 +1,8 @@
 """Proves a compute order complete and executable, or names the rank, the position and what is wrong there."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from fourfold.config import UserError
 from fourfold.program.instruction import Op
@@ -9,6 +11,22 @@ from fourfold.program.schedule.execution import execute, needs
 from fourfold.program.schedule.times import StageTimes
 
 _HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+Place = tuple[int, int]
+"""A rank, and an entry of its order."""
+
+
+@dataclass(frozen=True)
+class OrderFault:
+    """A fault of compute orders. `message`: a sentence that says what works. `entry`: an entry that stands where it must
+    not; `deadlock`: entries that wait for one another, which no further entry mends; `missing`: an entry that is not there.
+
+    `places`: the entries of which the sentence speaks; of a deadlock each waits for the one at the same position of `awaited`."""
+
+    kind: Literal["entry", "deadlock", "missing"]
+    message: str
+    places: tuple[Place, ...]
+    awaited: tuple[Place, ...] = ()
+    missing: tuple[Compute, ...] = ()
 
 
 def check_orders(
@@ -17,15 +35,33 @@ def check_orders(
     """Every rank runs exactly its own stages: for each microbatch one F, and one B or one I and one W. And there is an order
     in time: nobody waits for ever. Raises `UserError`."""
     _check_placement(orders, stage_ranks, num_stages)
-    seen: set[Compute] = set()
+    fault = (
+        entry_fault(orders, stage_ranks, num_microbatches)
+        or missing_fault(orders, stage_ranks, num_microbatches)
+        or deadlock_fault(orders, stage_ranks)
+    )
+    if fault is not None:
+        raise UserError(f"schedule: {fault.message}")
+
+
+def entry_fault(
+    orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], num_microbatches: int
+) -> OrderFault | None:
+    """The first entry that stands where it must not: on another rank than its stage, twice, or beside another form of itself."""
+    seen: dict[Compute, Place] = {}
     for rank, order in enumerate(orders):
         for index, entry in enumerate(order):
             fault = _entry_fault(entry, rank, stage_ranks, num_microbatches, seen)
             if fault:
-                raise UserError(f"schedule: rank {rank}, entry {index}: {token(entry)}: {fault}")
-            seen.add(entry)
-    _check_complete(seen, stage_ranks, num_microbatches)
-    _check_progress(orders, stage_ranks)
+                forms = (
+                    entry,
+                    *(entry._replace(op=op) for op in (Op.BACKWARD, *_HALVES) if entry.op is not Op.FORWARD),
+                )
+                others = {seen[form] for form in forms if form in seen}
+                message = f"rank {rank}, entry {index}: {token(entry)}: {fault}"
+                return OrderFault("entry", message, ((rank, index), *sorted(others)))
+            seen[entry] = rank, index
+    return None
 
 
 def token(entry: Compute) -> str:
@@ -44,7 +80,7 @@ def _check_placement(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[
 
 
 def _entry_fault(
-    entry: Compute, rank: int, stage_ranks: Sequence[int], num_microbatches: int, seen: set[Compute]
+    entry: Compute, rank: int, stage_ranks: Sequence[int], num_microbatches: int, seen: Collection[Compute]
 ) -> str | None:
     op, stage, m = entry
     if op not in SCHEDULED_OPS:
@@ -64,7 +100,11 @@ def _entry_fault(
     return None
 
 
-def _check_complete(seen: set[Compute], stage_ranks: Sequence[int], num_microbatches: int) -> None:
+def missing_fault(
+    orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], num_microbatches: int
+) -> OrderFault | None:
+    """The first stage and microbatch of which a rank lacks an entry."""
+    seen = {entry for order in orders for entry in order}
     for stage, rank in enumerate(stage_ranks):
         for m in range(num_microbatches):
             full = Compute(Op.BACKWARD, stage, m)
@@ -75,40 +115,58 @@ def _check_complete(seen: set[Compute], stage_ranks: Sequence[int], num_microbat
             if len(missing) >= 2 and missing[-1].op is Op.BACKWARD_WEIGHT:
                 missing = [*missing[:-2], full]
             if missing:
-                raise UserError(
-                    f"schedule: rank {rank} lacks {token(missing[0])} (of {num_microbatches} microbatches); "
+                message = (
+                    f"rank {rank} lacks {token(missing[0])} (of {num_microbatches} microbatches); "
                     f"add {' and '.join(map(token, missing))} to its order"
                 )
+                return OrderFault("missing", message, (), missing=tuple(missing))
+    return None
 
 
-def _check_progress(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> None:
-    ran = [len(ends) for ends in execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).ends]
-    stuck = [rank for rank, order in enumerate(orders) if ran[rank] < len(order)]
-    if not stuck:
-        return
+def deadlock_fault(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> OrderFault | None:
+    """Ranks that wait for one another in a ring. Orders may lack entries: who waits for one of these is in no deadlock, unless it
+    waits for a ring too."""
+    ran = entries_run(orders, stage_ranks)
+    blocked = waiting(orders, stage_ranks, ran)
+    for rank in blocked:
+        cycle = _cycle(rank, orders, blocked, stage_ranks)
+        if cycle:
+            told = "; ".join(_waits(each, orders, ran, blocked[each], stage_ranks) for each in cycle)
+            message = f"deadlock: {told}; what works: {token(blocked[cycle[0]])} earlier in its rank's order"
+            awaited = [
+                (stage_ranks[b.stage], orders[stage_ranks[b.stage]].index(b)) for b in map(blocked.get, cycle) if b
+            ]
+            return OrderFault("deadlock", message, tuple((each, ran[each]) for each in cycle), tuple(awaited))
+    return None
+
+
+def waiting(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], ran: Sequence[int]) -> dict[int, Compute]:
+    """By rank that does not come to its end, the computation that it waits for, in the form in which an order has it; where no
+    order has it, as it is needed. `ran`: its `entries_run`."""
     done = {entry for order, count in zip(orders, ran, strict=True) for entry in order[:count]}
-    cycle = _cycle(stuck[0], orders, ran, stage_ranks, done)
-    told = "; ".join(_waits(rank, orders, ran, stage_ranks, done) for rank in cycle)
-    blocked = _blocker(cycle[0], orders, ran, stage_ranks, done)
-    raise UserError(f"schedule: deadlock: {told}; what works: {token(blocked)} earlier in its rank's order")
+    stuck = (rank for rank, order in enumerate(orders) if ran[rank] < len(order))
+    return {rank: _blocker(orders[rank][ran[rank]], orders, stage_ranks, done) for rank in stuck}
+
+
+def entries_run(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> list[int]:
+    """By rank, how many of its entries run before it waits for ever: for a ring of ranks, or for an entry that is not there."""
+    return [len(ends) for ends in execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).ends]
 
 
 def _blocker(
-    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+    entry: Compute, orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], done: set[Compute]
 ) -> Compute:
-    """The computation that the rank waits for, in the form in which its order has it."""
-    for need in needs(orders[rank][ran[rank]], len(stage_ranks)):
+    for need in needs(entry, len(stage_ranks)):
         full = need._replace(op=Op.BACKWARD)
         forms = (need, full) if need.op is Op.BACKWARD_INPUT else (need,)
         if not any(form in done for form in forms):
-            return next(form for form in forms if form in orders[stage_ranks[need.stage]])
-    raise AssertionError(f"rank {rank} waits for nothing")
+            return next((form for form in forms if form in orders[stage_ranks[need.stage]]), need)
+    raise AssertionError(f"{token(entry)} waits for nothing")
 
 
 def _waits(
-    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+    rank: int, orders: Sequence[Sequence[Compute]], ran: Sequence[int], need: Compute, stage_ranks: Sequence[int]
 ) -> str:
-    need = _blocker(rank, orders, ran, stage_ranks, done)
     holder = stage_ranks[need.stage]
     where = (
         f"its own entry {orders[holder].index(need)}"
@@ -119,11 +177,14 @@ def _waits(
 
 
 def _cycle(
-    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+    rank: int, orders: Sequence[Sequence[Compute]], blocked: Mapping[int, Compute], stage_ranks: Sequence[int]
 ) -> list[int]:
-    """The ranks that wait for one another in a ring, reached from `rank`."""
+    """The ranks that wait for one another in a ring, reached from `rank`; none where it ends at an entry that is not there."""
     path: list[int] = []
     while rank not in path:
         path.append(rank)
-        rank = stage_ranks[_blocker(rank, orders, ran, stage_ranks, done).stage]
+        blocker = blocked[rank]
+        rank = stage_ranks[blocker.stage]
+        if blocker not in orders[rank]:
+            return []
     return path[path.index(rank) :]

@@ -119,6 +119,79 @@ export interface BlockWeight {
   boxes: (([number, number])[])[];
 }
 
+/** An entry that never runs, the first of its rank. `needs`: what it waits for, which the order of `holder` has not; or has, at `index`. */
+export interface BlockedPlace {
+  rank: number;
+  index: number;
+  needs: string;
+  holder: number;
+  at: number | null;
+}
+
+/** A board, judged and priced. `rows`: entries by rank; `link`: the same as an address has them; `file`: the schedule file; `fills`: schedules that can write all rows. */
+export interface BoardDocument {
+  operations: BoardOperation[];
+  fills: string[];
+  ranks: number;
+  microbatches: number;
+  stages: number[];
+  rows: string[][];
+  link: string;
+  file: string;
+  verdict: BoardVerdict;
+  timelines: BoardTimeline[];
+  makespan: number;
+  bubble_fraction: number;
+  inner_idle_fraction: number;
+  goals: GoalDocument[];
+}
+
+/** An operation that may be put on the board. `excludes`: those of which a stage and microbatch then has none. */
+export interface BoardOperation {
+  letter: string;
+  excludes: string[];
+}
+
+/** An entry of a rank's order. */
+export interface BoardPlace {
+  rank: number;
+  index: number;
+}
+
+/** The board that was trained last, and its outcome. `link`, `stages`: that board; `seconds`: since it began, or that it took. `measured`: its last step beside the simulated one, once it has ended well. */
+export interface BoardRunDocument {
+  state: "none" | "running" | "done" | "failed";
+  message: string;
+  link: string;
+  stages: number[];
+  seconds: number;
+  measured: MeasuredDocument | null;
+}
+
+/** The entries of a rank that run, and their price. `waits`: of each before which the rank idles, the entry that it waits for; else an empty text. `live`: activations that live while it runs, those of one microbatch of one stage being 1. `peak_bytes`: of the small model's program, states included; None where nothing is proved. */
+export interface BoardTimeline {
+  starts: number[];
+  ends: number[];
+  waits: string[];
+  live: number[];
+  busy: number;
+  idle: number;
+  inner_idle: number;
+  peak_live: number;
+  peak_bytes: number | null;
+}
+
+/** The verifier's verdict. `message`: its own sentence. `places`: the entries that the sentence speaks of; in a deadlock each waits for the one at the same position of `awaited`. `missing`: entries that would have to be there. `blocked`: those that wait. `ran`: by rank, how many entries run. */
+export interface BoardVerdict {
+  state: "proved" | "unfinished" | "entry" | "deadlock" | "fault";
+  message: string;
+  places: BoardPlace[];
+  awaited: BoardPlace[];
+  missing: string[];
+  blocked: BlockedPlace[];
+  ran: number[];
+}
+
 /** A whole training run. `stages`: where its steps are not all alike. `dollars`: for `rented_devices` and spares; `training_dollars`: without failures and spares. */
 export interface CampaignDocument {
   tokens: number;
@@ -358,6 +431,26 @@ export interface FitDocument {
   phrase: string;
 }
 
+/** A goal, and how far the board is. `agrees`: by rank, whether its row is what the schedule writes; empty where the board has another size, or the goal is no schedule. `step`, `holds`: the board's step under the goal's times, and the most activations of a rank; None where it has another size or is not proved. */
+export interface GoalDocument {
+  id: string;
+  title: string;
+  text: string;
+  ranks: number;
+  microbatches: number;
+  stages: number[];
+  schedule: string | null;
+  times: Record<string, number>;
+  durations: number[] | null;
+  limit: number | null;
+  known: KnownResult | null;
+  fits: boolean;
+  agrees: boolean[];
+  step: number | null;
+  holds: number | null;
+  reached: boolean;
+}
+
 /** Seconds of all launches by what they went to. */
 export interface GoodputDocument {
   advice?: SaveAdviceDocument;
@@ -439,6 +532,14 @@ export interface KindDocument {
   count: number;
   predicted_seconds: number | null;
   measured_seconds: number;
+}
+
+/** Steps under a goal's times: `auto`'s, the shortest that was ever found within the limit, and the length that none is below. `link`: the rows of the shortest. */
+export interface KnownResult {
+  auto: number;
+  best: number;
+  bound: number;
+  link: string;
 }
 
 /** Layers that compute alike, and what one of them costs a microbatch on one device. `numbers`: those of the model's layers. */
@@ -536,6 +637,17 @@ export interface MachineLevel {
   dollars_per_hour: number | null;
 }
 
+/** The last step of a trained board and the same order simulated, in seconds. `pass_seconds`: by operation, the mean over stages and microbatches; the simulation takes the mean of each stage. */
+export interface MeasuredDocument {
+  step: number;
+  measured_seconds: number;
+  simulated_seconds: number;
+  measured_bubble: number;
+  simulated_bubble: number;
+  pass_seconds: Record<string, number>;
+  timelines: OrderTimeline[];
+}
+
 /** Memory over the step: piece i lasts until `ends_seconds[i]`. */
 export interface MemoryCurve {
   pp_rank: number;
@@ -593,6 +705,15 @@ export interface NearestDocument {
   memory_bytes: number | null;
   predicted_memory_bytes: number | null;
   [key: string]: unknown;
+}
+
+/** The entries of a rank, in the order of its row, and seconds at which each begins and ends. */
+export interface OrderTimeline {
+  rank: number;
+  source: "measured" | "simulated";
+  entries: string[];
+  starts: number[];
+  ends: number[];
 }
 
 /** Numbers of a kind, little-endian, in base64. */
@@ -1156,6 +1277,7 @@ export interface Documents {
   verify: VerificationDocument;
   pipeline: PipelineDocument;
   slots: SlotsDocument;
+  board: BoardDocument;
   tasks: TasksDocument;
   task: JudgementDocument;
   own_task: TaskDocument;
@@ -1164,4 +1286,5 @@ export interface Documents {
   layers: LayersDocument;
   comparison: ComparisonDocument;
   trace: TraceDocument;
+  board_run: BoardRunDocument;
 }

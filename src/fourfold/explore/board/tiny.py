@@ -1,0 +1,45 @@
+"""The small model whose pipeline the board is: one block a stage, so that a few CPU ranks train it in seconds."""
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fourfold.explore.board.request import Board
+
+STEPS = 8
+_SEQUENCE, _HIDDEN, _HEADS, _FFN = 256, 256, 4, 1024
+
+
+def run_keys(board: Board, schedule: Path) -> dict[str, Any]:
+    """The keys of the run, dotted. `schedule`: the file that holds the board's text."""
+    stages = len(board.stage_ranks)
+    return {
+        "model.num_layers": stages,
+        "model.hidden_size": _HIDDEN,
+        "model.num_heads": _HEADS,
+        "model.ffn_size": _FFN,
+        "data.corpus": "stdlib",
+        "data.tokenizer": "bytes",
+        "batch.global_sequences": board.num_microbatches,
+        "batch.sequence_length": _SEQUENCE,
+        "batch.steps": STEPS,
+        "layout.pp": board.num_ranks,
+        "layout.virtual_stages": board.virtual_stages,
+        "layout.segments_per_stage": [2, *[1] * (stages - 2), 2],
+        "layout.schedule": f"file:{schedule}",
+        "layout.microbatch_sequences": 1,
+        "run.device": "cpu",
+    }
+
+
+def write_run(folder: Path, board: Board) -> Path:
+    """Writes the board's schedule file and the run file that names it; the run file."""
+    schedule, run_file = folder / "board.txt", folder / "board.toml"
+    schedule.write_text(board.text, encoding="utf-8")
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in run_keys(board, schedule).items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    run_file.write_text(tomli_w.dumps(tables), encoding="utf-8")
+    return run_file
