@@ -15,4 +15,5 @@ export const pages: Record<PageName, Page> = {
   cluster: { title: "Cluster", load: () => import("./cluster/Cluster.svelte") },
   run: { title: "Run", load: () => import("./run/Run.svelte") },
   tasks: { title: "Tasks", load: () => import("./tasks/Tasks.svelte") },
+  tour: { title: "Tour", load: () => import("./tour/Tour.svelte") },
 };
