@@ -96,7 +96,7 @@ export const placeOn = ({ from, to }: { from: number; to: number }, value: numbe
 export const numberAt = ({ from, to }: { from: number; to: number }, place: number): number =>
   Number((from * (to / from) ** place).toPrecision(2));
 
-const CLOSE = 1.15;
+const [CLOSE, MOST] = [1.15, 1000];
 
 /** How near a guess was, in words. */
 export function judged(guess: Guess, given: string, truth: number | string): string {
@@ -104,7 +104,8 @@ export function judged(guess: Guess, given: string, truth: number | string): str
   const ratio = Number(given) / Number(truth);
   if (ratio < CLOSE && ratio > 1 / CLOSE) return "close";
   const times = ratio > 1 ? ratio : 1 / ratio;
-  return `${Number(times.toPrecision(2))} times too ${ratio > 1 ? "much" : "little"}`;
+  const words = times < MOST ? String(Number(times.toPrecision(2))) : "over a thousand";
+  return `${words} times too ${ratio > 1 ? "much" : "little"}`;
 }
 
 /** The scene before or after one; undefined at the ends. */

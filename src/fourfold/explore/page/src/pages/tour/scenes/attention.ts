@@ -70,7 +70,7 @@ export const attention = scene({
   sentences: [
     {
       text: "A rank has {heads} heads. Each scores every token against every other: {matrix} of scores for {tokens} tokens.",
-      part: "rect.room[width='430'], svg[data-chart] rect.room:nth-of-type(3)",
+      part: "svg[data-chart] > rect.room:nth-of-type(3)",
     },
     {
       text: "The standard algorithm writes the scores to memory, reads them, and does so again after the softmax: {standard}.",

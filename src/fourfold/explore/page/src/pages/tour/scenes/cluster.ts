@@ -1,8 +1,12 @@
 /** Scene: where each axis of the layout lies on the cluster. */
 
+import type { SimulationDocument } from "$generated/documents.ts";
 import { bytes, perCent, seconds, whole } from "$lib/units.ts";
 import { scene } from "../scene.ts";
 import { CLUSTER, step } from "./run.ts";
+
+const sentOf = (found: SimulationDocument): number =>
+  found.communication.reduce((sum, each) => sum + each.sent_bytes, 0);
 
 export const cluster = scene({
   id: "cluster",
@@ -51,7 +55,8 @@ export const cluster = scene({
       full: busiest && perCent(busiest.full_share),
       step: found && seconds(found.step_seconds),
       other: other && seconds(other.step_seconds),
-      bubble: found && perCent(found.bubble_fraction),
+      sent: found && bytes(sentOf(found)),
+      otherSent: other && bytes(sentOf(other)),
     };
   },
   sentences: [
@@ -68,7 +73,7 @@ export const cluster = scene({
       part: ".levels rect.busiest",
     },
     {
-      text: "With {outermost} outermost the step takes {step}, with the other axis there {other}. Not one byte more is sent.",
+      text: "With {outermost} outermost the step takes {step}, with the other axis there {other}. A device sends {sent} with the one, {otherSent} with the other.",
       part: ".levels svg",
     },
   ],

@@ -4,7 +4,7 @@ import { bytes, perCent, seconds, whole } from "$lib/units.ts";
 import { scene } from "../scene.ts";
 
 const MIXTURE = "preset:deepseek-v3-2k";
-const DRAWN = 8;
+const DRAWN = 4;
 
 export const experts = scene({
   id: "experts",

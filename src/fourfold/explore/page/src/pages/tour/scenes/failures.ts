@@ -1,11 +1,14 @@
 /** Scene: what failures cost, and what checkpoints and spares make of it. */
 
-import { duration, perCent, seconds, whole } from "$lib/units.ts";
+import { duration, perCent, precise, whole } from "$lib/units.ts";
 import { scene } from "../scene.ts";
 import { RUN } from "./run.ts";
 
-const HOUR = 3600;
+const [MINUTE, HOUR] = [60, 3600];
 const OWN = "as measured";
+/** Minutes below an hour. */
+const time = (seconds: number): string =>
+  seconds < HOUR && seconds >= MINUTE ? `${precise(seconds / MINUTE)} min` : duration(seconds);
 
 export const failures = scene({
   id: "failures",
@@ -24,13 +27,13 @@ export const failures = scene({
       label: "Seconds that a checkpoint takes",
       values: ["1", "5", "20", "60", "300", "900"],
       start: "60",
-      written: (value) => seconds(Number(value)),
+      written: (value) => time(Number(value)),
     },
     restart: {
       label: "Seconds that a restart takes",
       values: ["60", "300", "600", "1800", "3600"],
       start: "600",
-      written: (value) => duration(Number(value)),
+      written: (value) => time(Number(value)),
     },
   },
   asks: ({ hours, saving, restart }) => ({
@@ -55,14 +58,14 @@ export const failures = scene({
     if (!step || !run || !found) return {};
     return {
       devices: whole(step.devices),
-      between: duration(found.mean_seconds_between),
+      between: time(found.mean_seconds_between),
       expected: found.expected === null ? "no end of them" : whole(found.expected),
-      best: duration(found.best_interval_seconds),
+      best: time(found.best_interval_seconds),
       steps: whole(found.checkpoint_steps),
       goodput: perCent(found.goodput_with_spares),
       without: perCent(found.goodput_without_spares),
       spares: whole(found.spare_devices),
-      repair: duration(found.repair_seconds),
+      repair: time(found.repair_seconds),
       training: duration(run.training_seconds),
       total: duration(run.seconds),
     };

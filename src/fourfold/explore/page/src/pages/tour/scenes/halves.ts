@@ -72,11 +72,11 @@ export const halves = scene({
   },
   sentences: [
     {
-      text: "Another rank waits {inputs} times for [gradients of inputs](dgrad): they must go on at once.",
+      text: "{inputs} times in this step a rank waits for [gradients of inputs](dgrad). They must go on at once.",
       part: "@I",
     },
     {
-      text: "Nobody waits for [gradients of weights](wgrad), {weights} times in this step. They move into the gaps.",
+      text: "It waits {weights} times for [gradients of weights](wgrad): only the optimizer needs them. They move into the gaps.",
       part: "@W",
     },
     { text: "So {schedule} waits {bubble} of the step, where 1F1B waits {plain}.", part: "@idle" },
@@ -87,11 +87,11 @@ export const halves = scene({
   ],
   changes: [
     {
-      text: "Fold the pipeline into a V, with {schedule}, and each rank has a late stage beside an early one.",
+      text: "Fold the pipeline into a V, with {schedule}: each rank has an early and a late stage, and holds more evenly.",
       part: "@idle",
     },
     {
-      text: "With {batches} microbatches on {stages} ranks the gain is smaller: the bubble was already.",
+      text: "More microbatches, {batches} on {stages} ranks: the gain shrinks, because the bubble does.",
       part: "@idle",
     },
   ],

@@ -65,7 +65,7 @@ export const run = scene({
     },
     { text: "{tokens} tokens take {days} and {hours} device hours; at {price} each, {dollars}." },
     {
-      text: "Meta measured {published} a step. The prediction is {error} {side}, without having seen it fitted away: of such runs, four of five lie between {low} and {high}.",
+      text: "Meta measured {published} a step, and the prediction is {error} {side}. No blind test: three of Meta's runs fitted its software profile. Four of five such runs lie between {low} and {high}.",
       part: "line.mark",
     },
   ],

@@ -97,11 +97,11 @@ export const zero = scene({
     },
     {
       text: "Plain data parallelism sends {plainSent}: its [all-reduce](all-reduce) is two passes, a reduce-scatter and an all-gather.",
-      part: ".said",
+      part: ".network svg > rect",
     },
     {
       text: "ZeRO-3 gathers bf16 weights twice and reduces gradients once, in {gradients}: {fullSent}, or {ratio} times as much.",
-      part: ".said",
+      part: ".network svg > rect",
     },
     {
       text: "The factor of textbooks, one and a half, holds where gradients are as narrow as weights. In {gradients} it is {ratio}.",
