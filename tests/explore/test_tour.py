@@ -168,7 +168,7 @@ def test_claims_are_judged_by_the_answers(watched: Watched) -> None:
     until(watched.tab, f"document.querySelectorAll('[data-verdict] .so').length === {len(CLAIMS)}")
     until(watched.tab, TOLD.format("article"))
     verdicts = {
-        name: watched.tab.locator(f"[data-claim={name}] [data-verdict] .so").inner_text()
+        name: watched.tab.locator(f"[data-claim='{name}'] [data-verdict] .so").inner_text()
         for name in ("days", "zero3", "1f1b", "recompute", "tp")
     }
     assert verdicts == {"days": "wrong", "zero3": "wrong", "1f1b": "wrong", "recompute": "right", "tp": "in part"}

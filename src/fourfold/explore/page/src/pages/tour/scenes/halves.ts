@@ -1,6 +1,7 @@
 /** Scene: a backward in two halves, of which one can wait. */
 
 import type { PipelineDocument } from "$generated/documents.ts";
+import { times } from "$generated/ops.ts";
 import { unpacked } from "$lib/api/client.ts";
 import { bytes, perCent } from "$lib/units.ts";
 import { scheduleName } from "../../pipeline/names.ts";
@@ -8,6 +9,9 @@ import { scene } from "../scene.ts";
 import { step, UNITS } from "./run.ts";
 
 const held = (found: PipelineDocument): string => bytes(Math.max(...found.activations.peak_bytes));
+/** The halves of a backward. */
+const [, INPUTS, WEIGHTS] = times;
+const HALVES: readonly string[] = [INPUTS, WEIGHTS];
 const STAGES: Readonly<Record<string, number>> = { zb_v: 2, dualpipe_v: 2 };
 
 /** How often another computation waits for one of this operation. */
@@ -49,21 +53,21 @@ export const halves = scene({
   guess: {
     question: "A backward computes gradients of its inputs and of its weights. Which can wait?",
     options: [
-      { value: "I", label: "of the inputs" },
-      { value: "W", label: "of the weights" },
+      { value: INPUTS, label: "of the inputs" },
+      { value: WEIGHTS, label: "of the weights" },
       { value: "", label: "neither" },
     ],
   },
   truth: ({ split }) => {
     if (!split) return undefined;
     const counts = waitedFor(split);
-    return ["I", "W"].find((each) => (counts.get(each) ?? 0) === 0) ?? "";
+    return HALVES.find((each) => (counts.get(each) ?? 0) === 0) ?? "";
   },
   numbers: ({ drawn, plain, split }) => {
     const counts = split && waitedFor(split);
     return {
-      inputs: counts && `${counts.get("I") ?? 0}`,
-      weights: counts && `${counts.get("W") ?? 0}`,
+      inputs: counts && `${counts.get(INPUTS) ?? 0}`,
+      weights: counts && `${counts.get(WEIGHTS) ?? 0}`,
       bubble: drawn && perCent(drawn.bubble_fraction),
       plain: plain && perCent(plain.bubble_fraction),
       held: drawn && held(drawn),
