@@ -50,6 +50,7 @@ def _looks(browser: Any, address: str) -> Iterator[str]:
         watched.open("#/tour")
         scene = watched.tab.get_by_role("button", name="Next scene")
         while scene.count():
+            watched.tab.wait_for_selector(".room[data-ready=true]")
             watched.tab.wait_for_load_state("networkidle")
             scene.click()
         watched.open()
