@@ -47,6 +47,12 @@ def _looks(browser: Any, address: str) -> Iterator[str]:
         for place in places():
             watched.open(place)
             watched.tab.wait_for_load_state("networkidle")
+        watched.open("#/tour")
+        scene = watched.tab.get_by_role("button", name="Next scene")
+        while scene.count():
+            watched.tab.wait_for_selector(".room[data-ready=true]")
+            watched.tab.wait_for_load_state("networkidle")
+            scene.click()
         watched.open()
         for button in watched.tab.get_by_role("group", name="Trials").get_by_role("button").all():
             button.click()

@@ -8,7 +8,7 @@ import pytest
 from fourfold.explore.server import PAGE
 from tests.support.explore_server import Watched
 
-PAGES = ("strategy", "pipeline", "collectives", "cluster", "run", "tasks", "board")
+PAGES = ("strategy", "pipeline", "collectives", "cluster", "run", "tasks", "board", "tour")
 READY = {"strategy": "figure", "cluster": "h2:has-text('Attention\\'s traffic')"}
 """Selectors of a page that is drawn in full."""
 AXE = Path(PAGE).with_name("page") / "node_modules/axe-core/axe.min.js"

@@ -77,11 +77,11 @@ def test_what_is_to_be_guessed_is_there_and_not_at_an_end_of_the_scale(task: Tas
 @each_task
 def test_the_explanation_speaks_of_numbers_and_of_a_part_of_the_picture(task: Task) -> None:
     start, solved = verdict(task, {}), verdict(task, task.solution)
-    facts = {which: found["facts"] for which, found in (("before", start), ("after", solved))}
+    found_at = {which: found["numbers"] for which, found in (("before", start), ("after", solved))}
     numbers = [(which, path) for path, which in with_numbers(task.why) if which is not None]
     assert numbers
     for which, path in numbers:
-        assert isinstance(facts[which][path], int | float), (which, path)
+        assert isinstance(found_at[which][path], int | float), (which, path)
     assert not re.search(r"\d{2,}(\.\d+)? (GB|%|s|days)\b", re.sub(r"\{.*?\}", "", task.why)), (
         "numbers come from the simulation"
     )

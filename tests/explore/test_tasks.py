@@ -239,7 +239,7 @@ def test_the_picture_stands_before_and_after_and_the_explanation_lights_a_part(w
     assert set(lit) == {"var(--axis-ep)"}
 
 
-def test_another_way_to_the_same_numbers_is_told_apart(watched: Watched) -> None:
+def test_a_task_that_is_opened_as_it_is_solved_is_won(watched: Watched) -> None:
     tab = opened(watched, "divide-the-norms", {"layout.recompute": "selective", "layout.sequence_parallel": "true"})
     tab.wait_for_selector("h2:has-text('Solved')")
     tab = opened(watched, "gather-less-often", {"layout.microbatch_sequences": "4"})

@@ -111,12 +111,12 @@ class CriterionResult:
 @record
 class JudgementDocument:
     """A learner's setup, judged. `moved`: by key that the task is about, whether it differs from the start; `guess`: the number
-    that the task lets a person guess, of this setup; `facts`: the numbers of its explanation, by path."""
+    that the task lets a person guess, of this setup; `numbers`: those of its explanation, by path."""
 
     task: str
     won: bool
     criteria: list[CriterionResult]
     moved: dict[str, bool]
     guess: float | None
-    facts: dict[str, float | None]
+    numbers: dict[str, float | None]
     simulation: SimulationDocument

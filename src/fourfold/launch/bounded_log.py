@@ -27,7 +27,7 @@ def earlier_log(path: Path) -> Path:
 
 
 def bound_log(path: Path) -> bool:
-    """Moves the text of a log that is too large; whether it was. What is written in between the copy and the cut, some
+    """Moves the text of a log that is too large; whether it was. Text that a rank writes between copy and cut, some
     microseconds, is lost. Where the disk is full the log is cut all the same, for that may be what filled it."""
     try:
         if os.stat(path).st_size <= LARGEST_BYTES:

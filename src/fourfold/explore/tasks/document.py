@@ -77,7 +77,7 @@ def judged(task: Task, setup: Setup) -> dict[str, Any]:
         "criteria": rows,
         "moved": moved,
         "guess": guess,
-        "facts": {path: parse_query(f"{path} > 0").of(document) for path in task.facts},
+        "numbers": {path: parse_query(f"{path} > 0").of(document) for path in task.number_paths},
         "simulation": document,
     }
 

@@ -119,7 +119,7 @@ class Task(Strict):
         return text
 
     @property
-    def facts(self) -> list[str]:
+    def number_paths(self) -> list[str]:
         """The paths of the numbers in `why`."""
         return list(dict.fromkeys(path for _, path in numbers_in(self.why)))
 

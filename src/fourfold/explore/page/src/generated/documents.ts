@@ -483,14 +483,14 @@ export interface GuessDocument {
   most: number;
 }
 
-/** A learner's setup, judged. `moved`: by key that the task is about, whether it differs from the start; `guess`: the number that the task lets a person guess, of this setup; `facts`: the numbers of its explanation, by path. */
+/** A learner's setup, judged. `moved`: by key that the task is about, whether it differs from the start; `guess`: the number that the task lets a person guess, of this setup; `numbers`: those of its explanation, by path. */
 export interface JudgementDocument {
   task: string;
   won: boolean;
   criteria: CriterionResult[];
   moved: Record<string, boolean>;
   guess: number | null;
-  facts: Record<string, number | null>;
+  numbers: Record<string, number | null>;
   simulation: SimulationDocument;
 }
 

@@ -16,4 +16,5 @@ export const pages: Record<PageName, Page> = {
   run: { title: "Run", load: () => import("./run/Run.svelte") },
   tasks: { title: "Tasks", load: () => import("./tasks/Tasks.svelte") },
   board: { title: "Board", load: () => import("./board/Board.svelte") },
+  tour: { title: "Tour", load: () => import("./tour/Tour.svelte") },
 };

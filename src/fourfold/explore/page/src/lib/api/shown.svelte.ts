@@ -7,11 +7,11 @@ import { ask, messageOf, Refused } from "./client.ts";
 import { patience } from "./live.svelte.ts";
 
 /** The page's documents by the names that it gives them. */
-type Parts = Readonly<Record<string, keyof Documents>>;
-type Found<P extends Parts> = { readonly [Part in keyof P]?: Documents[P[Part]] };
+export type Parts = Readonly<Record<string, keyof Documents>>;
+export type Found<P extends Parts> = { readonly [Part in keyof P]?: Documents[P[Part]] };
 type Body = object | undefined;
 /** A part's request; `undefined`: none. One that needs other documents of the state is a function of them. */
-type Bodies<P extends Parts> = { readonly [Part in keyof P]: Body | ((found: Found<P>) => Body) };
+export type Bodies<P extends Parts> = { readonly [Part in keyof P]: Body | ((found: Found<P>) => Body) };
 
 interface State<P extends Parts> {
   key: string;

@@ -51,7 +51,10 @@ class Session {
 
   /** Changes parameters; `undefined` takes one away. `control`: whose quick changes are one step of undo. */
   change(changes: Readonly<Record<string, string | undefined>>, control = Object.keys(changes).join()): void {
-    this.#show({ page: this.page, params: withChanges(this.params, changes) }, control);
+    // where a page's own places alone change, what holds at the start needs no words in the address
+    const own = Object.keys(changes).every((key) => key.startsWith(`${this.page}.`) && this.page === "tour");
+    const params = own ? this.#place.params : this.params;
+    this.#show({ page: this.page, params: withChanges(params, changes) }, control);
   }
 
   /** Replaces all parameters, as a trial does. */

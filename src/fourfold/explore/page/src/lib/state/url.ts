@@ -1,6 +1,15 @@
 /** The page's state as the address holds it: `#/PAGE?key=value&...`. Keys are the run file's, options, and `PAGE.NAME`. */
 
-export const PAGES = ["strategy", "pipeline", "collectives", "cluster", "run", "tasks", "board"] as const;
+export const PAGES = [
+  "strategy",
+  "pipeline",
+  "collectives",
+  "cluster",
+  "run",
+  "tasks",
+  "board",
+  "tour",
+] as const;
 export type PageName = (typeof PAGES)[number];
 export type Params = Readonly<Record<string, string>>;
 export interface Place {

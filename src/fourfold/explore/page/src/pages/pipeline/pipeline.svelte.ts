@@ -9,6 +9,7 @@ import { session } from "$lib/state/session.svelte.ts";
 import { setupOf } from "$lib/state/setup.ts";
 import { valuesOf } from "../strategy/editing.svelte.ts";
 
+export { scheduleName } from "./names.ts";
 /** Passes whose times a pipeline of one's own may set. */
 export { PASSES };
 export type Pass = (typeof PASSES)[number];
@@ -123,9 +124,3 @@ function bodyOf(setup: object, step: StepDocument): object {
   const { schedule, pp, virtual_stages } = step.layout;
   return { ...setup, schedule, ranks: pp, microbatches: step.num_microbatches, virtual_stages };
 }
-export const scheduleName = (name: string): string =>
-  ({ "1f1b": "1F1B", gpipe: "GPipe", dualpipe_v: "DualPipeV", interleaved_1f1b: "interleaved" })[name] ??
-  name
-    .replaceAll("_", "-")
-    .replace(/^zb/, "ZB")
-    .replace(/-([hv])/, (_, letter: string) => `-${letter.toUpperCase()}`);

@@ -16,5 +16,5 @@ test("a guess is judged by its ratio", () => {
   expect(ratioText(1.05, 1)).toBe("Right on it.");
   expect(ratioText(1.5, 1)).toBe("50 % too much.");
   expect(ratioText(1, 3)).toBe("3 times too little.");
-  expect(guessText(GUESS, 2e10)).toBe("20 GB");
+  expect(guessText(GUESS, 2e10)).toBe("20.0 GB");
 });

@@ -1,0 +1,1 @@
+var e=e=>({"1f1b":`1F1B`,gpipe:`GPipe`,dualpipe_v:`DualPipeV`,interleaved_1f1b:`interleaved`})[e]??e.replaceAll(`_`,`-`).replace(/^zb/,`ZB`).replace(/-([hv])/,(e,t)=>`-${t.toUpperCase()}`);export{e as t};
