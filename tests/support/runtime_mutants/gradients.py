@@ -74,10 +74,10 @@ def replicas_are_not_summed() -> Iterator[None]:
 @mutant
 def full_gradients_are_averaged() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def reduce(self: AxisGroup, full: Any) -> Any:
+        def reduce(self: AxisGroup, full: Any, *rest: Any) -> Any:
             if full.is_floating_point() and full.dim():
                 full.div_(self.size)
-            yield from original(self, full)
+            yield from original(self, full, *rest)
 
         return reduce
 
