@@ -16,7 +16,7 @@ from fourfold.explore.documents import DOCUMENTS, encoded
 from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS
 from fourfold.explore.setup import Malformed, read_setup
-from fourfold.explore.tasks.task import body_of, task_named
+from fourfold.explore.tasks.task import body_of, first_task_text, task_named
 from tools.page_types import main
 
 SMALL = {
@@ -46,6 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
     "board": {"ranks": 2, "microbatches": 2, "rows": "F0.0 B0.0 F0.1 B0.1:F1.1 F1.0 B1.0 B1.1"},
     "tasks": {},
+    "own_task": {"text": first_task_text()},
     "task": {"task": "two-halves-of-a-backward", **body_of(task_named("two-halves-of-a-backward").start)},
     "model": {"config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
                          "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5}},

@@ -26,17 +26,38 @@ def earlier_log(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
-def bound_log(path: Path) -> bool:
-    """Moves the text of a log that is too large; whether it was. Text that a rank writes between copy and cut, some
-    microseconds, is lost. Where the disk is full the log is cut all the same, for that may be what filled it."""
+def bound_log(path: Path) -> int:
+    """Moves the text of a log that is too large; how many bytes, 0 where it is not. Text that a rank writes between copy and cut,
+    some microseconds, is lost. Where the disk is full the log is cut all the same, for that may be what filled it."""
     try:
-        if os.stat(path).st_size <= LARGEST_BYTES:
-            return False
+        size = os.stat(path).st_size
+        if size <= LARGEST_BYTES:
+            return 0
     except OSError:
-        return False
+        return 0
     with suppress(OSError):
         shutil.copyfile(path, earlier_log(path))
+        size = os.stat(earlier_log(path)).st_size
     with suppress(OSError):
         os.truncate(path, 0)
-        return True
-    return False
+        return size
+    return 0
+
+
+def read_log_end(path: Path, since: int, most: int) -> bytes:
+    """The last bytes of a log, at most so many. `since`: from which byte of the log on; below 0 it is so many bytes back in what
+    was moved. Raises `OSError`."""
+    end = _read_end(path, max(since, 0), most)
+    if since >= 0 or len(end) == most:
+        return end
+    with suppress(OSError):
+        earlier = earlier_log(path)
+        end = _read_end(earlier, max(0, os.stat(earlier).st_size + since), most - len(end)) + end
+    return end
+
+
+def _read_end(path: Path, since: int, most: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(since, file.tell() - most))
+        return file.read(most)

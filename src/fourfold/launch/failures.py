@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.config.errors import open_files_advice
+from fourfold.launch.bounded_log import read_log_end
 from fourfold.train.exit_record import ExitRecord
 
 _NOTICED = re.compile(
@@ -141,12 +142,9 @@ def _cannot_be_written(log: Path) -> str | None:
 
 
 def log_tail(path: Path, since: int = 0) -> str:
-    """The end of what a log holds from byte `since` on; empty where it cannot be read."""
+    """The end of what a log holds from byte `since` on, as `read_log_end` counts; empty where it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(since, file.tell() - _TAIL_BYTES))
-            return file.read().decode("utf-8", errors="replace")
+        return read_log_end(path, since, _TAIL_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

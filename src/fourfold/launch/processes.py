@@ -118,8 +118,7 @@ class LocalRanks:
     def _bound_logs(self) -> None:
         self._logs_seen = time.monotonic()
         for rank in self._processes:
-            if bound_log(self._folder.log(rank)):
-                self._log_begins[rank] = 0
+            self._log_begins[rank] -= bound_log(self._folder.log(rank))
 
     def _describe(self, rank: int, code: int, record: ExitRecord | None) -> RankFailure:
         kills = oom_kills()
