@@ -41,6 +41,8 @@ LEAST = 0.03
 """The probability of failing far below a device's memory. A fit finds 0.02 to 0.05 as likely."""
 HALVES, STEEPNESSES, ABOVE = np.arange(0.8, 1.4, 0.02), np.arange(2.0, 24.0, 1.0), np.arange(2.5, 8.1, 0.5)
 """Above the half a fit would take 1.5 as gladly: nine of the ten runs beyond 1.6 times their device failed, which is steeper."""
+FEWEST_BEYOND = 5
+"""Runs that failed beyond all that ran, from which on these say more than the curve."""
 EDGES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 NAMES = ("named", "unnamed")
 
@@ -104,7 +106,9 @@ def fit(runs: list[Run], which: int) -> OutOfMemory:
         if likelihood > best:
             best, found = likelihood, curve
     assert found is not None
-    return found
+    ran = float(share[~failed].max())
+    beyond = int((share > ran).sum())
+    return replace(found, ran_up_to=round(ran, 2), failed_beyond=beyond) if beyond >= FEWEST_BEYOND else found
 
 
 def print_blind(runs: list[Run], which: int) -> None:

@@ -28,7 +28,7 @@ def test_more_memory_is_less_sure(software: str | None) -> None:
     assert chances[-1] > 0.9
     assert risk.probability(np.array([1e-3]))[0] == pytest.approx(risk.least)
     assert risk.probability(risk.half) == pytest.approx((1 + risk.least) / 2)
-    for chance in (0.05, 0.1, 0.5, 0.9):
+    for chance in (0.05, 0.1, 0.5, 0.95):
         assert risk.probability(risk.share(chance)) == pytest.approx(chance)
 
 
@@ -39,6 +39,16 @@ def test_beyond_its_half_a_curve_may_rise_by_another_steepness() -> None:
     assert flat.probability(2.0) == pytest.approx(0.8)
     assert steep.probability(2.0) > 0.99
     assert flat.share(0.8) == pytest.approx(2.0)
+
+
+def test_beyond_all_that_ran_a_run_is_surer_to_fail_than_by_the_curve() -> None:
+    curve = OutOfMemory(0.0, 1.0, 4.0, 100, 10, 5, steepness_above=1.0)
+    risk = replace(curve, ran_up_to=1.5, failed_beyond=8)
+    assert risk.probability(1.5) == curve.probability(1.5) == pytest.approx(0.6)
+    assert risk.probability(1.5001) == pytest.approx(0.9, abs=1e-3), "one in 8 + 2 would run"
+    assert risk.probability(3.0) == pytest.approx(1 - 0.25 * 0.25)
+    assert risk.share(0.7) == risk.share(0.89) == 1.5
+    assert risk.probability(risk.share(0.95)) == pytest.approx(0.95)
 
 
 def test_what_is_known_of_the_software_makes_it_surer() -> None:

@@ -20,7 +20,10 @@ Share = TypeVar("Share", float, NDArray[np.float64])
 class OutOfMemory:
     """P(share) = least + (1 - least) / (1 + (half / share) ** steepness): `least` fails however little it is predicted to hold,
     about half fails at the share `half`, and `steepness_above` is its steepness above that, where it is another: a prediction that
-    is far too high is likelier than one far too low. `runs`, of them `failed`, of so many `sources` say so."""
+    is far too high is likelier than one far too low. `runs`, of them `failed`, of so many `sources` say so.
+
+    `ran_up_to`: the largest share of a run that ran, where `failed_beyond` were predicted to hold more: by the rule of succession
+    one in `failed_beyond` + 2 of such runs would run, which divides the chance that the curve leaves."""
 
     least: float
     half: float
@@ -29,14 +32,32 @@ class OutOfMemory:
     failed: int
     sources: int
     steepness_above: float | None = None
+    ran_up_to: float | None = None
+    failed_beyond: int = 0
 
     def probability(self, share: Share) -> Share:
         """Probability that a run fails which is predicted to fill this share of its device's memory."""
+        if self.ran_up_to is None:
+            return self._curve(share)
+        left: Any = np.where(share > self.ran_up_to, self._left_beyond, 1.0)
+        return 1 - (1 - self._curve(share)) * left
+
+    @property
+    def _left_beyond(self) -> float:
+        """What remains beyond `ran_up_to` of the chance that the curve leaves."""
+        assert self.ran_up_to is not None
+        return min(1.0, 1 / (self.failed_beyond + 2) / float(1 - self._curve(self.ran_up_to)))
+
+    def _curve(self, share: Share) -> Share:
         steepness: Any = np.where(share < self.half, self.steepness, self.steepness_above or self.steepness)
         return self.least + (1 - self.least) * share**steepness / (self.half**steepness + share**steepness)
 
     def share(self, probability: float) -> float:
-        """The share at which so many fail, above `least`."""
+        """The share from which on so many fail, above `least`."""
+        if self.ran_up_to is not None and probability > self._curve(self.ran_up_to):
+            probability = 1 - (1 - probability) / self._left_beyond
+            if probability <= self._curve(self.ran_up_to):
+                return self.ran_up_to
         odds = (probability - self.least) / (1 - probability)
         steepness = self.steepness if odds < 1 else self.steepness_above or self.steepness
         return float(self.half * odds ** (1 / steepness))
