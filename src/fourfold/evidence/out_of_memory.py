@@ -44,7 +44,7 @@ class OutOfMemory:
 
     @property
     def _left_beyond(self) -> float:
-        """What remains beyond `ran_up_to` of the chance that the curve leaves."""
+        """The part of the chance that the curve leaves which remains beyond `ran_up_to`."""
         assert self.ran_up_to is not None
         return min(1.0, 1 / (self.failed_beyond + 2) / float(1 - self._curve(self.ran_up_to)))
 
