@@ -11,15 +11,8 @@ STAGE_KEYS: dict[str, tuple[str, ...] | None] = {
     "spikes": None,
     "model": (
         *("rope_theta", "rope_scaling", "yarn_scaling", "linear_scaling", "longrope_scaling", "dynamic_scaling"),
-        *(
-            "max_position",
-            "sliding_window",
-            "balance_loss",
-            "balance_bias_speed",
-            "z_loss",
-            "logits_z_loss",
-            "mtp_loss",
-        ),
+        *("max_position", "sliding_window"),
+        *("balance_loss", "balance_bias_speed", "z_loss", "logits_z_loss", "mtp_loss"),
     ),
     "layout": None,
     "optimizer": None,

@@ -37,41 +37,30 @@ class OutOfMemory:
 
     def probability(self, share: Share) -> Share:
         """Probability that a run fails which is predicted to fill this share of its device's memory."""
-        if not isinstance(share, np.ndarray):
-            found = self._curve(share, self._steepness(share >= self.half))
-            if self.ran_up_to is None or share <= self.ran_up_to:
-                return found
-            return found * self._left_beyond + (1 - self._left_beyond)
-        below, above = (self._curve(share, self._steepness(is_above)) for is_above in (False, True))
-        every = np.where(share < self.half, below, above)
         if self.ran_up_to is None:
-            return every
-        return np.where(share > self.ran_up_to, every * self._left_beyond + (1 - self._left_beyond), every)
+            return self._curve(share)
+        left = 1 - (share > self.ran_up_to) * (1 - self._left_beyond)
+        return 1 - (1 - self._curve(share)) * left
 
     @property
     def _left_beyond(self) -> float:
         """The part of the chance that the curve leaves which remains beyond `ran_up_to`."""
-        return min(1.0, 1 / (self.failed_beyond + 2) / (1 - self._at_the_last()))
-
-    def _at_the_last(self) -> float:
-        """The curve's probability at `ran_up_to`."""
         assert self.ran_up_to is not None
-        return self._curve(self.ran_up_to, self._steepness(self.ran_up_to >= self.half))
+        return min(1.0, 1 / (self.failed_beyond + 2) / (1 - self._curve(self.ran_up_to)))
 
-    def _steepness(self, is_above: bool) -> float:
-        return self.steepness_above or self.steepness if is_above else self.steepness
-
-    def _curve(self, share: Share, steepness: float) -> Share:
+    def _curve(self, share: Share) -> Share:
+        above = self.steepness_above or self.steepness
+        steepness = self.steepness + (share > self.half) * (above - self.steepness)
         return self.least + (1 - self.least) * share**steepness / (self.half**steepness + share**steepness)
 
     def share(self, probability: float) -> float:
         """The share from which on so many fail, above `least`."""
-        if self.ran_up_to is not None and probability > self._at_the_last():
+        if self.ran_up_to is not None and probability > (last := self._curve(self.ran_up_to)):
             probability = 1 - (1 - probability) / self._left_beyond
-            if probability <= self._at_the_last():
+            if probability <= last:
                 return self.ran_up_to
         odds = (probability - self.least) / (1 - probability)
-        steepness = self._steepness(odds >= 1)
+        steepness = self.steepness if odds < 1 else self.steepness_above or self.steepness
         return float(self.half * odds ** (1 / steepness))
 
 

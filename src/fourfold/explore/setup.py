@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,6 +26,9 @@ NOT_HERE = ("model.hf", "model.initial", "model.block", "layout.auto")
 """Keys that name files or code, or start a search."""
 _NAME = re.compile(r"[a-z][a-z_]{0,40}(\.[a-z][a-z_]{0,40})?")
 _TOKENIZER = re.compile(r"bytes|bpe:[0-9]{1,7}")
+
+
+Request = TypeVar("Request", bound=BaseModel)
 
 
 class Malformed(UserError):
@@ -68,17 +71,19 @@ class Setup(BaseModel):
         return self.model_dump(exclude={"run", "overrides"}, exclude_none=True)
 
 
-def read_setup(body: Mapping[str, Any]) -> Setup:
-    """Raises `Malformed` for a request that is none of ours, and for one that would read a file or import code."""
+def validated(model: type[Request], body: Mapping[str, Any], remedy: str) -> Request:
+    """A request of the page. Raises `Malformed`, which ends in `remedy`."""
     try:
-        setup = Setup.model_validate(body)
+        return model.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "request"
-        raise Malformed(
-            f"{where} = {shortened(first.get('input'))}: {first['msg']}; what works: "
-            '{"run": "preset:llama3-70b", "overrides": {"layout.tp": 8}}'
-        ) from None
+        raise Malformed(f"{where} = {shortened(first.get('input'))}: {first['msg']}; {remedy}") from None
+
+
+def read_setup(body: Mapping[str, Any]) -> Setup:
+    """Raises `Malformed` for a request that is none of ours, and for one that would read a file or import code."""
+    setup = validated(Setup, body, 'what works: {"run": "preset:llama3-70b", "overrides": {"layout.tp": 8}}')
     if setup.run is not None and not setup.run.startswith(RUN_PRESET):
         raise Malformed(f"run = {shortened(setup.run)}: allowed: {RUN_PRESET}NAME, for example {RUN_PRESET}llama3-70b")
     for name in (setup.cluster, setup.software):

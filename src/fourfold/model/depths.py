@@ -21,9 +21,9 @@ def losses(env: Environment, x: Array, batch: Microbatch, w: HeadParameters[Weig
         return head_loss(env, x, batch.targets, w, z_loss)
     sums = []
     for part, targets, own in _depths(x, batch, w):
-        sums.extend(head_loss(env, part, targets, own, z_loss).unbind())
+        sums.append(head_loss(env, part, targets, own, z_loss))
         z_loss = 0.0
-    return env.ops.stack(sums)
+    return env.ops.concatenate(sums)
 
 
 def losses_backward(
@@ -40,9 +40,9 @@ def losses_backward(
         totals, grad = head_loss_backward(env, part, targets, own, divisor, share, z_loss)
         target.copy_(grad)
         del grad
-        sums.extend(totals.unbind())
+        sums.append(totals)
         z_loss, share = 0.0, env.model.mtp_loss / env.model.mtp_layers
-    return env.ops.stack(sums), grads
+    return env.ops.concatenate(sums), grads
 
 
 def _depths(

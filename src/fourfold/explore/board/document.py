@@ -25,8 +25,8 @@ from fourfold.program.schedule.check import (
     token,
     waiting,
 )
-from fourfold.program.schedule.compute import SCHEDULED_OPS
-from fourfold.program.schedule.execution import activation_levels, live_activations, needs
+from fourfold.program.schedule.compute import HALVES, SCHEDULED_OPS
+from fourfold.program.schedule.execution import activation_levels, forms_of, live_activations, needs
 from fourfold.program.timeline import Timeline, timeline
 from fourfold.results.record import record
 
@@ -114,8 +114,7 @@ class BoardDocument:
     goals: list[GoalDocument]
 
 
-_HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
-_EXCLUDES = {Op.FORWARD: (), Op.BACKWARD: _HALVES, **dict.fromkeys(_HALVES, (Op.BACKWARD,))}
+_EXCLUDES = {Op.FORWARD: (), Op.BACKWARD: HALVES, **dict.fromkeys(HALVES, (Op.BACKWARD,))}
 
 
 def board_document(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,8 +219,7 @@ def _blocked(board: Board, rank: int, index: int, need: Compute) -> dict[str, An
     holder = board.stage_ranks[need.stage]
     order = board.orders[holder]
     at = order.index(need) if need in order else None
-    either = need._replace(op=Op.BACKWARD)
-    words = f"{token(either)} or {token(need)}" if at is None and need.op is Op.BACKWARD_INPUT else token(need)
+    words = token(need) if at is not None else " or ".join(map(token, reversed(forms_of(need))))
     return {"rank": rank, "index": index, "needs": words, "holder": holder, "at": at}
 
 
@@ -258,8 +256,5 @@ def _timelines(board: Board, line: Timeline, peaks: Sequence[int] | None) -> lis
 
 def _last_need(entry: Compute, num_stages: int, ends: Mapping[Compute, float]) -> str:
     """The entry, of those that an entry needs, that ends last."""
-    found = []
-    for need in needs(entry, num_stages):
-        forms = (need, need._replace(op=Op.BACKWARD)) if need.op is Op.BACKWARD_INPUT else (need,)
-        found += [form for form in forms if form in ends]
+    found = [form for need in needs(entry, num_stages) for form in forms_of(need) if form in ends]
     return token(max(found, key=ends.__getitem__)) if found else ""

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
-from fourfold.explore.setup import Malformed
+from fourfold.explore.setup import validated
 from fourfold.program.schedule import Orders, Schedule, StageTimes, auto_orders, order_text, parse_orders
 from fourfold.program.schedule.auto import AUTO
 from fourfold.program.schedule.built_in import with_placement
@@ -87,15 +87,8 @@ class Board:
 
 def read_board(body: Mapping[str, Any]) -> Board:
     """Raises `Malformed` for a request that the page never makes, `UserError` for a text that is no board."""
-    try:
-        asked = BoardRequest.model_validate(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "request"
-        raise Malformed(
-            f"{where} = {shortened(first.get('input'))}: {first['msg']}; what works: "
-            '{"ranks": 2, "microbatches": 1, "rows": "F0.0 B0.0:F1.0 B1.0"}'
-        ) from None
+    works = '{"ranks": 2, "microbatches": 1, "rows": "F0.0 B0.0:F1.0 B1.0"}'
+    asked = validated(BoardRequest, body, f"what works: {works}")
     if asked.file is not None:
         return _from_file(asked, asked.file)
     stage_ranks = _stage_ranks(asked.stages, asked.ranks)

@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from fourfold.config import UserError
-from fourfold.config.errors import shortened
 from fourfold.explore.board.document import board_document
 from fourfold.explore.board.measured import MeasuredDocument, measured_document
 from fourfold.explore.board.request import Board, read_board
 from fourfold.explore.board.tiny import STEPS, write_run
-from fourfold.explore.setup import Malformed
+from fourfold.explore.setup import validated
 from fourfold.results.record import record
 
 BOARD_RUN = "board_run"
@@ -67,13 +66,7 @@ class BoardRuns:
 
     async def answer(self, body: Mapping[str, Any]) -> bytes:
         """The document as JSON. Raises `Malformed`, and `UserError` where nothing can be started."""
-        try:
-            asked = BoardRunRequest.model_validate(body)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise Malformed(
-                f"{first['loc']} = {shortened(first.get('input'))}: {first['msg']}; allowed: board, stop"
-            ) from None
+        asked = validated(BoardRunRequest, body, "allowed: board, stop")
         if asked.stop:
             await self.stop()
         elif asked.board is not None:

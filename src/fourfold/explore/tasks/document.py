@@ -52,7 +52,7 @@ def judged(task: Task, setup: Setup) -> dict[str, Any]:
     """The simulation of a learner's setup, each criterion: what is wanted, what it got, whether it is met, the keys that the task
     is about and whether they moved, the number that it lets a person guess, and those of its explanation. Raises `UserError` where
     a key is changed that the task keeps, and where the setup cannot run."""
-    check_locked(task, setup)
+    changed = check_locked(task, setup)
     document = simulate(setup.run_input, setup.stated, **setup.options).to_json(advice=False)
     rows = []
     for criterion in task.criteria:
@@ -68,8 +68,7 @@ def judged(task: Task, setup: Setup) -> dict[str, Any]:
                 "met": query.holds(got),
             }
         )
-    begun, asked = _keys(read_setup(body_of(task.start))), _keys(setup)
-    moved = {key: not _same(begun.get(key), asked.get(key)) for key in task.must_move}
+    moved = {key: key in changed for key in task.must_move}
     guess = None if task.guess is None else parse_query(f"{task.guess.path} > 0").of(document)
     return {
         "task": task.id,
@@ -82,15 +81,17 @@ def judged(task: Task, setup: Setup) -> dict[str, Any]:
     }
 
 
-def check_locked(task: Task, setup: Setup) -> None:
-    """Raises `UserError` for a key that differs from the task's start, although it is not among those that may change."""
+def check_locked(task: Task, setup: Setup) -> list[str]:
+    """The keys that differ from the task's start. Raises `UserError` for one that is not among those that may change."""
     start, asked = _keys(read_setup(body_of(task.start))), _keys(setup)
-    for key in sorted(start.keys() | asked.keys()):
-        if key not in task.change and not _same(start.get(key), asked.get(key)):
+    changed = [key for key in sorted(start.keys() | asked.keys()) if not _same(start.get(key), asked.get(key))]
+    for key in changed:
+        if key not in task.change:
             kept = f"stays {_text(start[key])}" if key in start else "stays left out"
             raise UserError(
                 f"{key} = {shortened(asked.get(key))}: in this task it {kept}; what may change: {', '.join(task.change)}"
             )
+    return changed
 
 
 def _keys(setup: Setup) -> Mapping[str, Any]:

@@ -112,7 +112,9 @@ class Task(Strict):
     @field_validator("why")
     @classmethod
     def _numbers_have_paths(cls, text: str) -> str:
-        for which, path in numbers_in(text):
+        for path, which in with_numbers(text):
+            if which is None:
+                continue
             if which not in ("before", "after"):
                 raise ValueError(f"{{{which} {path}}}: no such setup; what works: {{before {path}}}, {{after {path}}}")
             parse_query(f"{path} > 0")
@@ -121,7 +123,7 @@ class Task(Strict):
     @property
     def number_paths(self) -> list[str]:
         """The paths of the numbers in `why`."""
-        return list(dict.fromkeys(path for _, path in numbers_in(self.why)))
+        return list(dict.fromkeys(path for path, which in with_numbers(self.why) if which is not None))
 
     @model_validator(mode="after")
     def _consistent(self) -> "Task":
@@ -146,20 +148,15 @@ class Track(Strict):
     tasks: Annotated[list[Task], Field(min_length=1)]
 
 
-def numbers_in(text: str) -> list[tuple[str, str]]:
-    """The setup and the path of each number in a text: `{after memory_bytes}` -> `("after", "memory_bytes")`."""
-    return _NUMBER.findall(text)
-
-
 def with_numbers(text: str) -> list[tuple[str, str | None]]:
-    """A text in parts: words with None, and the path of each number with its setup."""
-    words = iter(_NUMBER.split(" ".join(text.split())))
+    """A text in parts: words with None, and the path of each number with its setup: `{after memory_bytes}` is
+    `("memory_bytes", "after")`."""
+    line, end = " ".join(text.split()), 0
     parts: list[tuple[str, str | None]] = []
-    for plain in words:
-        parts.append((plain, None))
-        if (which := next(words, None)) is not None:
-            parts.append((next(words), which))
-    return [(part, which) for part, which in parts if part]
+    for match in _NUMBER.finditer(line):
+        parts += [(line[end : match.start()], None), (match[2], match[1])]
+        end = match.end()
+    return [(part, which) for part, which in (*parts, (line[end:], None)) if part]
 
 
 def flat(table: dict[str, Any]) -> dict[str, Any]:

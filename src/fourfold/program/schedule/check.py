@@ -6,11 +6,10 @@ from typing import Literal
 
 from fourfold.config import UserError
 from fourfold.program.instruction import Op
-from fourfold.program.schedule.compute import SCHEDULED_OPS, Compute
-from fourfold.program.schedule.execution import execute, needs
+from fourfold.program.schedule.compute import HALVES, SCHEDULED_OPS, Compute
+from fourfold.program.schedule.execution import execute, forms_of, needs
 from fourfold.program.schedule.times import StageTimes
 
-_HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 Place = tuple[int, int]
 """A rank, and an entry of its order."""
 
@@ -53,10 +52,7 @@ def entry_fault(
         for index, entry in enumerate(order):
             fault = _entry_fault(entry, rank, stage_ranks, num_microbatches, seen)
             if fault:
-                forms = (
-                    entry,
-                    *(entry._replace(op=op) for op in (Op.BACKWARD, *_HALVES) if entry.op is not Op.FORWARD),
-                )
+                forms = [entry, *(entry._replace(op=op) for op in (Op.BACKWARD, *HALVES) if entry.op is not Op.FORWARD)]
                 others = {seen[form] for form in forms if form in seen}
                 message = f"rank {rank}, entry {index}: {token(entry)}: {fault}"
                 return OrderFault("entry", message, ((rank, index), *sorted(others)))
@@ -93,9 +89,9 @@ def _entry_fault(
         return f"stage {stage} is on rank {stage_ranks[stage]}; it belongs in that rank's order"
     if entry in seen:
         return "stands here a second time; leave it out"
-    if op is Op.BACKWARD and any(Compute(half, stage, m) in seen for half in _HALVES):
+    if op is Op.BACKWARD and any(Compute(half, stage, m) in seen for half in HALVES):
         return "I or W of the same stage and microbatch came before; use B, or I and W"
-    if op in _HALVES and Compute(Op.BACKWARD, stage, m) in seen:
+    if op in HALVES and Compute(Op.BACKWARD, stage, m) in seen:
         return "B of the same stage and microbatch came before; use B, or I and W"
     return None
 
@@ -110,7 +106,7 @@ def missing_fault(
             full = Compute(Op.BACKWARD, stage, m)
             needed = [Compute(Op.FORWARD, stage, m)]
             if full not in seen:
-                needed += [Compute(half, stage, m) for half in _HALVES]
+                needed += [Compute(half, stage, m) for half in HALVES]
             missing = [entry for entry in needed if entry not in seen]
             if len(missing) >= 2 and missing[-1].op is Op.BACKWARD_WEIGHT:
                 missing = [*missing[:-2], full]
@@ -133,10 +129,9 @@ def deadlock_fault(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[in
         if cycle:
             told = "; ".join(_waits(each, orders, ran, blocked[each], stage_ranks) for each in cycle)
             message = f"deadlock: {told}; what works: {token(blocked[cycle[0]])} earlier in its rank's order"
-            awaited = [
-                (stage_ranks[b.stage], orders[stage_ranks[b.stage]].index(b)) for b in map(blocked.get, cycle) if b
-            ]
-            return OrderFault("deadlock", message, tuple((each, ran[each]) for each in cycle), tuple(awaited))
+            holders = [(stage_ranks[blocked[each].stage], blocked[each]) for each in cycle]
+            awaited = tuple((holder, orders[holder].index(need)) for holder, need in holders)
+            return OrderFault("deadlock", message, tuple((each, ran[each]) for each in cycle), awaited)
     return None
 
 
@@ -157,8 +152,7 @@ def _blocker(
     entry: Compute, orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], done: set[Compute]
 ) -> Compute:
     for need in needs(entry, len(stage_ranks)):
-        full = need._replace(op=Op.BACKWARD)
-        forms = (need, full) if need.op is Op.BACKWARD_INPUT else (need,)
+        forms = forms_of(need)
         if not any(form in done for form in forms):
             return next((form for form in forms if form in orders[stage_ranks[need.stage]]), need)
     raise AssertionError(f"{token(entry)} waits for nothing")

@@ -37,6 +37,11 @@ def needs(compute: Compute, num_stages: int) -> list[Compute]:
     return [*own, Compute(Op.BACKWARD_INPUT, stage + 1, m)] if stage + 1 < num_stages else own
 
 
+def forms_of(need: Compute) -> tuple[Compute, ...]:
+    """The computations that give what a need asks for: of an input gradient the full backward too."""
+    return (need, need._replace(op=Op.BACKWARD)) if need.op is Op.BACKWARD_INPUT else (need,)
+
+
 def walk(turns: Sequence[T], go: Callable[[T], bool]) -> None:
     """Lets the ranks of a pipeline go on, one after the other and each until it must wait for others, to when none can. `turns`: of
     a round, every rank in one or more. `go`: whether the rank moved."""

@@ -1,15 +1,17 @@
 import { expect, test } from "vitest";
 import type { GuessDocument } from "$generated/documents.ts";
-import { guessText, ratioText, stepOf, valueAt } from "./guess.ts";
+import { numberAt, placeOn } from "$lib/scale.ts";
+import { guessText, ratioText, scaleOf } from "./guess.ts";
 
 const GUESS: GuessDocument = { question: "", path: "memory_bytes", of: "start", least: 1e9, most: 1e12 };
 
 test("the scale is logarithmic, and read back", () => {
-  expect(valueAt(GUESS, 0, 60)).toBe(1e9);
-  expect(valueAt(GUESS, 60, 60)).toBe(1e12);
-  expect(valueAt(GUESS, 20, 60)).toBe(1e10);
-  expect(stepOf(GUESS, 1e11, 60)).toBeCloseTo(40);
-  expect(stepOf(GUESS, 0, 60)).toBeLessThan(0);
+  const scale = scaleOf(GUESS);
+  expect(numberAt(scale, 0)).toBe(1e9);
+  expect(numberAt(scale, 1)).toBe(1e12);
+  expect(numberAt(scale, 20 / 60)).toBe(1e10);
+  expect(60 * placeOn(scale, 1e11)).toBeCloseTo(40);
+  expect(placeOn(scale, 0)).toBe(0);
 });
 
 test("a guess is judged by its ratio", () => {

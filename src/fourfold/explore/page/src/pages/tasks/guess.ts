@@ -1,15 +1,11 @@
-/** The scale of a guess, which is logarithmic, and how far a guess was off. */
+/** A task's guess: its scale, its words, and how far it was off. */
 
 import type { GuessDocument } from "$generated/documents.ts";
+import type { Scale } from "$lib/scale.ts";
 import { valueText } from "./wanted.ts";
 
-/** The number at a step of the scale. */
-export const valueAt = ({ least, most }: GuessDocument, step: number, steps: number): number =>
-  Number((least * (most / least) ** (step / steps)).toPrecision(2));
-
-/** The step at which a number stands; outside the scale below 0 or above `steps`. */
-export const stepOf = ({ least, most }: GuessDocument, value: number, steps: number): number =>
-  (steps * Math.log(Math.max(value, 1e-300) / least)) / Math.log(most / least);
+/** The scale on which a guess is set. */
+export const scaleOf = ({ least, most }: GuessDocument): Scale => ({ from: least, to: most });
 
 export const guessText = ({ path }: GuessDocument, value: number): string => valueText(path, value);
 

@@ -1,6 +1,7 @@
 /** A scene of the tour as data, and what the page makes of it: pieces of sentences, knobs, guesses. Pure, so that it is tested alone. */
 
 import type { Bodies, Found, Parts } from "$lib/api/shown.svelte.ts";
+import type { Scale } from "$lib/scale.ts";
 
 /** Inside what a reader stands, from the innermost out. */
 export const PLACES = ["kernel", "block", "rank", "node", "pipeline", "cluster", "run"] as const;
@@ -18,7 +19,7 @@ export type Values = Readonly<Record<string, string>>;
 /** What is asked before anything is shown: a number on a scale of equal factors, or one of a few words. */
 export interface Guess {
   question: string;
-  scale?: { from: number; to: number; written: (value: number) => string };
+  scale?: Scale & { written: (value: number) => string };
   options?: readonly { value: string; label: string }[];
 }
 
@@ -87,14 +88,6 @@ export function moved(knob: Knob, value: string, by: number, around = false): st
   const to = around ? ((at % count) + count) % count : Math.min(Math.max(at, 0), count - 1);
   return knob.values[to] ?? value;
 }
-
-/** The place of a number on a scale of equal factors, from 0 to 1. */
-export const placeOn = ({ from, to }: { from: number; to: number }, value: number): number =>
-  Math.min(1, Math.max(0, Math.log(value / from) / Math.log(to / from)));
-
-/** The number at a place of it, with two significant digits. */
-export const numberAt = ({ from, to }: { from: number; to: number }, place: number): number =>
-  Number((from * (to / from) ** place).toPrecision(2));
 
 const [CLOSE, MOST] = [1.15, 1000];
 

@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 import type { Found, Parts } from "$lib/api/shown.svelte.ts";
+import { numberAt, placeOn } from "$lib/scale.ts";
 import { claims } from "./claims.ts";
 import {
   beside,
@@ -7,10 +8,8 @@ import {
   type Guess,
   judged,
   moved,
-  numberAt,
   PLACES,
   piecesOf,
-  placeOn,
   type Sentence,
   standing,
 } from "./scene.ts";
