@@ -1,17 +1,19 @@
 """How much a few measured runs help: sources left out of the fit, then predicted after `fourfold fit` on 0, 1, 3 and 5 runs.
 
-    python benchmarks/published/few_runs.py DIR... [--sources 40] [--unseen 8] [--draws 2] [--jobs 2] [--out FILE.json]
+    python benchmarks/published/few_runs.py DIR... [--sources 40] [--unseen 8] [--draws 2] [--jobs 2] [--shipped] [--out FILE.json]
 
-All constants are fitted without the source's file, as `fit_constants.py --cross` does. The source's runs with one software on
-one kind of device are drawn at random: some are given to the fit, others are predicted. The same unseen runs are predicted
-after every number.
+All constants are fitted without the source's file, as `fit_constants.py --cross` does; with `--shipped` they are those that ship.
+The source's runs with one software on one kind of device, of any model, format and length, are drawn at random: some are given to
+the fit, others are predicted. The same unseen runs are predicted after every number.
 """
 
 import json
 import math
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -37,10 +39,10 @@ SHIPPED = Path(__file__).parents[2] / "src" / "fourfold" / "cost" / "fitted.toml
 
 
 def groups_of(cases: list[PublishedCase], unseen: int) -> dict[str, list[PublishedCase]]:
-    """The largest group of each file with one software, one device and one format that has runs to give and to predict."""
+    """The largest group of each file with one software and one device that has runs to give and to predict."""
     found: dict[str, dict[Any, list[PublishedCase]]] = defaultdict(lambda: defaultdict(list))
     for case in cases:
-        found[case.file][case.software, case.device, case.precision].append(case)
+        found[case.file][case.software, case.device].append(case)
     largest = {file: max(groups.values(), key=len) for file, groups in found.items()}
     return {file: group for file, group in largest.items() if len(group) >= max(NUMBERS) + min(4, unseen)}
 
@@ -68,7 +70,7 @@ def errors_of(cases: list[Case], constants: Fitted) -> dict[str, list[float]]:
 
 
 def look(file: str, group: list[PublishedCase], table: Table, unseen: int, draws: int) -> dict[str, Any]:
-    """Errors of one source by how many of its runs were given, over several draws."""
+    """Errors of one source by how many of its runs were given, over several draws. `table`: the constants to start from."""
     constants = constants_of(rounded(table))
     draw = random.Random(f"{SEED} {file}")
     errors: dict[int, dict[str, list[float]]] = {number: {"step": [], "memory": []} for number in NUMBERS}
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, default=20, help="rows of a source that the constants are fitted on, at most"
     )
+    parser.add_argument("--shipped", action="store_true", help="start from the constants that ship")
     parser.add_argument("--out", type=Path, help="write errors by source here, as JSON")
     options = parser.parse_args()
     cases = telling(cases_of(rows_or_exit(parser, options.folders)))
@@ -103,20 +106,26 @@ def main() -> None:
     files = sorted(random.Random(SEED).sample(sorted(groups), min(options.sources, len(groups))))
     say(f"{len(files)} of {len(groups)} sources that have runs to give and to predict")
     prior, start = read(PRIOR), read(SHIPPED)
+    if options.shipped:
+        jobs = [partial(look, file, groups[file], start, options.unseen, options.draws) for file in files]
+        tell(options.jobs, jobs, options.out)
+        return
     parts = Shared.among(options.jobs, chosen(cases, options.rows, options.rows), timed_rows).at(start)
     held = joined(Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling).at(start))
     model = Model.of(parts, prior)
+    jobs = [partial(_without, model, held, prior, file, groups[file], options.unseen, options.draws) for file in files]
+    tell(options.jobs, jobs, options.out)
+
+
+def tell(processes: int, jobs: list[Callable[[], dict[str, Any]]], out: Path | None) -> None:
+    """Does every source, and prints the table; each source's errors go to `out`."""
     found = []
-    with ProcessPoolExecutor(options.jobs) as pool:
-        waiting = [
-            pool.submit(_without, model, held, prior, file, groups[file], options.unseen, options.draws)
-            for file in files
-        ]
-        for number, each in enumerate(waiting, start=1):
+    with ProcessPoolExecutor(processes) as pool:
+        for number, each in enumerate([pool.submit(job) for job in jobs], start=1):
             found.append(each.result())
-            say(f"{number} of {len(files)}: {found[-1]['file']}")
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            say(f"{number} of {len(jobs)}: {found[-1]['file']}")
+            if out:
+                out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     for line in lines_of(found):
         print(line)
 

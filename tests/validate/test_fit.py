@@ -7,6 +7,7 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted, read_software, write_software
+from fourfold.report.format_validation import fit_lines
 from fourfold.validate import Case, MeasuredStep, predict_case, read_cases
 from fourfold.validate.fit import FREE, fit_software
 
@@ -62,7 +63,7 @@ def test_no_constant_goes_farther_than_runs_tell(runs: list[Case]) -> None:
     assert fit_software([same]).constants == {}
     assert seen.step_seconds is not None
     found = fit_software([replace(runs[0], measured=MeasuredStep(step_seconds=10 * seen.step_seconds))])
-    for free in FREE:
+    for free in (each for constants in FREE.values() for each in constants):
         assert free.least <= found.constants.get(free.name, free.least) <= free.most
 
 
@@ -121,3 +122,48 @@ def test_a_file_is_never_written_over(tmp_path: Path) -> None:
         write_software(path, "megatron-2023", {}, "")
     with pytest.raises(UserError, match="mine-not-there"):
         read_software(tmp_path / "mine-not-there.toml")
+
+
+def test_runs_that_do_not_agree_move_little(runs: list[Case]) -> None:
+    """A fault that every run has is the software's; faults of both signs are scatter, which no constant explains."""
+
+    def fitted_to(*factors: float) -> float:
+        cases = [
+            replace(run, measured=MeasuredStep(step_seconds=factor * _seconds(run)))
+            for run, factor in zip(runs, factors, strict=False)
+        ]
+        found = fit_software(cases)
+        (speed,) = {found.constants.get("gemm_speed", found.prior["gemm_speed"])}
+        return abs(speed / found.prior["gemm_speed"] - 1)
+
+    assert fitted_to(1.2, 0.9, 1.2) < 0.5 * fitted_to(1.1, 1.1, 1.1)
+
+
+def _seconds(case: Case) -> float:
+    seconds = predict_case(case).step_seconds
+    assert seconds is not None
+    return seconds
+
+
+def test_constants_stay_where_runs_do_not_predict_each_other_better(runs: list[Case], tmp_path: Path) -> None:
+    """Slower and faster runs of one layout: what two tell, the third denies. The memory, of which all tell alike, is fitted."""
+    scattered = [
+        replace(runs[0], measured=MeasuredStep(step_seconds=factor * _seconds(runs[0]), peak_memory_bytes=held))
+        for factor in (0.75, 1.3, 0.97)
+        for held in [runs[0].measured.peak_memory_bytes]
+    ]
+    found = fit_software(scattered)
+    assert found.stays == ("step",)
+    assert found.helps
+    assert set(found.constants) <= {"extra", "saved_share", "context_bytes"}
+    assert found.constants
+    assert [each.error for each in found.after if each.figure == "step"] == [
+        each.error for each in found.before if each.figure == "step"
+    ]
+    times = [replace(each, measured=MeasuredStep(step_seconds=each.measured.step_seconds)) for each in scattered]
+    alone = fit_software(times)
+    assert not alone.helps
+    assert alone.constants == {}
+    text = "\n".join(fit_lines(alone, times, tmp_path / "mine.toml"))
+    assert "its constants stay: the runs predict each other no better" in text
+    assert "mine.toml is not written" in text

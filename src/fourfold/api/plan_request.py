@@ -23,13 +23,14 @@ from fourfold.config.presets import preset_of_hub
 from fourfold.config.run_file import apply_override, parse_run
 from fourfold.config.stages import Course, Stage, course_of
 from fourfold.cost.prices import Windows
+from fourfold.cost.software import OWN_SOFTWARE
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request, batch_sequences
 from fourfold.plan.trainers import TRAINERS
-from fourfold.simulate.run_prices import OWN_SOFTWARE, check_compute
+from fourfold.simulate.run_prices import check_compute
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""

@@ -11,6 +11,7 @@ from fourfold.api.plan_request import Asked, model_notes, planned_run, read_requ
 from fourfold.api.simulation import simulate
 from fourfold.config import RunConfig, UserError
 from fourfold.cost.fitted import framework_of
+from fourfold.cost.software import OWN_SOFTWARE
 from fourfold.plan.constraints import parse_fixed
 from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
 from fourfold.plan.planner import Plan, make_plan
@@ -27,7 +28,6 @@ from fourfold.results.prediction import campaign_record
 from fourfold.results.record import document
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.paused_garbage_collection import without_collection
-from fourfold.simulate.run_prices import OWN_SOFTWARE
 
 COMPARED = ("fourfold", "megatron", "torchtitan")
 """Software that the best layout is priced under beside its own."""

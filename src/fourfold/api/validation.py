@@ -57,7 +57,8 @@ def validated(paths: Sequence[Path], cluster: str | None, trust: bool) -> Valida
 def fitted(
     paths: Sequence[Path], out: Path | None, cluster: str | None, trust: bool, progress: Callable[[int, int], None]
 ) -> tuple[list[Case], SoftwareFit]:
-    """The cases, and the software whose constants were adjusted to them, which `out` holds then. Raises `UserError`."""
+    """The cases, and the software whose constants were adjusted to them, which `out` holds then if it helps. Raises
+    `UserError`."""
     if not paths:
         raise UserError("no case is given; what works: fourfold fit examples/cases.toml --out mine.toml")
     if out is not None and out.suffix != ".toml":
@@ -66,7 +67,7 @@ def fitted(
         raise UserError(f"--out {out}: exists already; name a new file")
     cases = [case for path in paths for case in cases_of(path, cluster, trust)]
     found = fit_software(cases, progress)
-    if out is not None:
+    if out is not None and found.helps:
         sources = sorted({case.source for case in cases if case.source})
         title = f"Fitted by fourfold to {len(cases)} runs: {'; '.join(sources)[:500]}"
         write_software(out, found.base, found.constants, title)

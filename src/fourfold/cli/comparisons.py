@@ -40,7 +40,8 @@ def fit(
 ) -> int:
     """Adjust the constants of a software to a few measured runs: plan and simulate then predict its next runs better.
 
-    One to five runs of one software are enough. Its constants stay as near to the shipped ones as the runs allow.
+    One to five runs of one software are enough. Its constants stay as near to the shipped ones as the runs allow. Where three runs
+    and more would not predict each other better, nothing is written, and the exit code is 1.
 
     Parameters
     ----------
@@ -53,8 +54,10 @@ def fit(
     """
     with Countdown("predictions") as progress:
         cases, found = fitted(paths, out, cluster, trust, progress)
-    told = {"cases": [case.name for case in cases], **asdict(found), "software_file": str(out) if out else None}
-    return print_answer(json, lambda: told, lambda: fit_lines(found, cases, out))
+    written = str(out) if out and found.helps else None
+    told = {"cases": [case.name for case in cases], **asdict(found), "software_file": written}
+    print_answer(json, lambda: told, lambda: fit_lines(found, cases, out))
+    return 0 if found.helps else 1
 
 
 def compare(*sources: str, columns: ColumnOptions, json: Json = False) -> int:

@@ -15,8 +15,9 @@ from math import exp, log
 from typing import Any
 
 from fourfold.config import DTYPE_BYTES, UserError
+from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
-from fourfold.cost.software import SoftwareProfile
+from fourfold.cost.software import OWN_SOFTWARE, SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Elementwise, Gemm
@@ -248,10 +249,34 @@ def _links(reader: _Reader) -> dict[tuple[int, str], Duration]:
 
 
 @dataclass(frozen=True)
+class FittedSpeeds:
+    """Speeds of kernels and links that runs were fitted to, beside those that were measured of each alone."""
+
+    gemm: float = 1.0
+    attention: float = 1.0
+    link: float = 1.0
+
+    @classmethod
+    def of(cls, software: SoftwareProfile, shipped: SoftwareProfile) -> "FittedSpeeds":
+        """Ratios of a profile's speeds to those of the one that ships."""
+        return cls(
+            gemm=software.gemm_speed / shipped.gemm_speed,
+            attention=software.attention_speed / shipped.attention_speed,
+            link=software.link_speed / shipped.link_speed,
+        )
+
+    def kernel(self, item: Gemm | Attention | Elementwise) -> float:
+        if isinstance(item, Gemm):
+            return self.gemm
+        return self.attention if isinstance(item, Attention) else 1.0
+
+
+@dataclass(frozen=True)
 class CalibratedPrices(Prices):
     """Prices of a cluster's `[calibration]` for as many ranks as the layout has."""
 
     calibration: Calibration | None = None
+    speeds: FittedSpeeds = FittedSpeeds()
 
     @cached_property
     def contention_profile(self) -> ContentionProfile:
@@ -265,14 +290,15 @@ class CalibratedPrices(Prices):
 
     @cached_property
     def _kernel(self) -> Callable[[Gemm | Attention | Elementwise], float]:
-        return cache(self.contention_profile.kernel)
+        measured, speeds = self.contention_profile, self.speeds
+        return cache(lambda item: measured.kernel(item) / speeds.kernel(item))
 
     def collective(self, kind: str, axes: str, size: int) -> float:
         key = (kind, axes, size)
         found = self._collectives.get(key)
         if found is None:
             group = self.layout.group_size(tuple(axes.split("+")))
-            found = self.contention_profile.link(kind, group).at(size) if group > 1 else 0.0
+            found = self.contention_profile.link(kind, group).at(size) / self.speeds.link if group > 1 else 0.0
             found += self.contention_profile.delay_seconds if group > 1 and axes in INSIDE else 0.0
             self._collectives[key] = found
         return found
@@ -283,7 +309,7 @@ class CalibratedPrices(Prices):
         return self.contention_profile.link(kind, group).processor_at(size) if group > 1 else 0.0
 
     def transfer(self, size: int, source: int, target: int) -> float:
-        return self.contention_profile.link("send", 2).at(size)
+        return self.contention_profile.link("send", 2).at(size) / self.speeds.link
 
     def host_copy(self, size: float) -> float:
         """On a processor a thread reads and writes the memory that kernels do."""
@@ -293,25 +319,36 @@ class CalibratedPrices(Prices):
         return self.contention_profile.update_seconds + size / self.contention_profile.update_bytes_per_second
 
 
-def calibrated_prices(cluster: Cluster, layout: Layout, dtype: str) -> CalibratedPrices | None:
-    """The prices of a machine that was measured; None where the cluster's file has no `[calibration]`."""
+def calibrated_prices(
+    cluster: Cluster, layout: Layout, dtype: str, software: SoftwareProfile | None = None
+) -> CalibratedPrices | None:
+    """The prices of a machine that was measured; None where the cluster's file has no `[calibration]`. `software`: fourfold's
+    own, whose departures from what ships were fitted to runs; None: as it ships."""
     calibration = constants_of(cluster)
     if calibration is None:
         return None
     profile = calibration.contention_profile(layout.world_size)
-    software = replace(
+    shipped = fitted().software(OWN_SOFTWARE)
+    adjusted = software or shipped
+    measured = replace(
         OWN,
+        name=adjusted.name,
+        base=adjusted.base,
         step_seconds=profile.step_seconds,
         host_collective_seconds=profile.host_collective_seconds,
+        context_bytes=max(0, adjusted.context_bytes - shipped.context_bytes),
+        extra=adjusted.extra - shipped.extra,
+        saved_share=adjusted.saved_share / shipped.saved_share,
     )
     return CalibratedPrices(
         cluster=cluster,
         layout=layout,
-        software=replace(software, contention=_contention(profile, calibration.cores)),
+        software=replace(measured, contention=_contention(profile, calibration.cores)),
         dtype=dtype,
         gemm_dtype=dtype,
         element_bytes=DTYPE_BYTES[dtype],
         calibration=calibration,
+        speeds=FittedSpeeds.of(adjusted, shipped),
     )
 
 

@@ -59,7 +59,7 @@ class Fitted:
         nearest = "" if name in self.profiles else self._nearest(name)
         if nearest and framework_of(name) not in self.profiles:
             return self.entry(nearest)
-        found = {field.name: field.default for field in fields(SoftwareProfile) if field.name != "name"}
+        found = {field.name: field.default for field in fields(SoftwareProfile) if field.name not in ("name", "base")}
         for ancestor in ("default", *ancestors_of(name)):
             if ancestor != name:
                 found.update(self.profiles.get(ancestor, {}))
@@ -165,7 +165,7 @@ def read_software(path: Path) -> SoftwareProfile:
             raise UserError(
                 f"{path}: constants.{key} = {value!r}; allowed: a number; a value that works: {numbers[key]}"
             )
-    return SoftwareProfile(**{**fitted().entry(base), **constants, "name": path.stem})
+    return SoftwareProfile(**{**fitted().entry(base), **constants, "name": path.stem, "base": base})
 
 
 def write_software(path: Path, base: str, constants: Mapping[str, float], about: str) -> None:

@@ -30,6 +30,23 @@ class Free:
         return math.log(value / start) if self.is_factor else value - start
 
 
+def probable_scatter(
+    free: Sequence[Free], errors: Sequence[float], slopes: Sequence[Sequence[float]], usual: float
+) -> float:
+    """The most probable scatter of measurements that no constant explains, given their `errors` by the prior's constants: the
+    one with the highest evidence (Bishop 2006, section 3.5.1), held to the `usual` one as by one measurement."""
+    rows = np.array(slopes).reshape(len(errors), len(free)) * np.array([each.spread for each in free])
+    seen, explained = np.array(errors), rows @ rows.T
+
+    def improbable(scatter: float) -> float:
+        """Twice the negative logarithm of the evidence and of the hold, but for what is constant."""
+        varies = explained + scatter**2 * np.eye(len(seen))
+        logarithm = float(np.linalg.slogdet(varies)[1])
+        return float(seen @ np.linalg.solve(varies, seen)) + logarithm + 2 * math.log(scatter / usual) ** 2
+
+    return min((usual * 2 ** (power / 4) for power in range(-8, 9)), key=improbable)
+
+
 def slopes_of(
     free: Sequence[Free],
     values: Mapping[str, float],

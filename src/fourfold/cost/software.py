@@ -11,12 +11,17 @@ experts of its, by kernels that read and write the tokens where they are (DeepEP
 way (HybridEP, 2026)."""
 
 
+OWN_SOFTWARE = "fourfold"
+
+
 @dataclass(frozen=True)
 class SoftwareProfile:
     """A framework of a year, on a platform. `fourfold` itself is the default. A constant "beside" another one is a factor of a
     device's or a link's constant."""
 
-    name: str = "fourfold"
+    name: str = OWN_SOFTWARE
+    base: str = ""
+    """The profile that a file's constants depart from; empty: it is no file's."""
 
     # Overlap
 
@@ -120,6 +125,11 @@ class SoftwareProfile:
     """Bytes of an element of the optimizer states, where that is not in the master format."""
     master_bytes: float | None = None
     """Bytes of an element of the optimizer's copy of the parameters (0: there is none)."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is fourfold itself, as it ships or with constants fitted to a machine: the program then says what runs."""
+        return (self.base or self.name) == OWN_SOFTWARE
 
     @property
     def dispatches_once(self) -> bool:

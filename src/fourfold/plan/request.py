@@ -22,7 +22,6 @@ from fourfold.program.resolve import resolve_step
 from fourfold.program.spec import Transport
 from fourfold.simulate.run_prices import (
     NO_OVERRIDES,
-    OWN_SOFTWARE,
     SoftwareOverrides,
     executed_precision,
     prices_for,
@@ -215,7 +214,7 @@ class Request:
     def can_offload(self) -> bool:
         """Whether anything can wait in the host's memory: only fourfold's own software copies it there, and on a processor it is
         the same memory."""
-        return self.software.name == OWN_SOFTWARE and self.cluster.device.has_host_link
+        return self.software.is_own and self.cluster.device.has_host_link
 
     @property
     def states_may_leave(self) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from fourfold.report.format_comparison import signed
 from fourfold.report.units import format_bytes, per_cent, seconds_text, table
@@ -95,6 +95,14 @@ def fit_lines(found: SoftwareFit, cases: Sequence[Case], out: Path | None) -> li
             if len(cases) > 1:
                 text += f", each by the others {_median(found.left_out, figure)}"
             lines.append(text)
+            if figure in found.stays:
+                was, would = (_mean(each, figure) for each in (found.before, found.left_out))
+                lines.append(
+                    f"{'':<10} its constants stay: the runs predict each other no better (mean error {would}, as shipped {was})"
+                )
+    if not found.helps:
+        works = "what works: runs of one model or one format at a time, or more of them"
+        return [*lines, "", f"no constant is changed{f', and {out} is not written' if out else ''}; {works}"]
     moved = [[name, f"{found.prior[name]:.4g}", f"{value:.4g}"] for name, value in found.constants.items()]
     lines += ["", *table(("constant", found.base, "fitted"), moved)]
     if out is not None:
@@ -102,6 +110,10 @@ def fit_lines(found: SoftwareFit, cases: Sequence[Case], out: Path | None) -> li
     else:
         lines += ["", "nothing is written; --out mine.toml keeps it for --software mine.toml"]
     return lines
+
+
+def _mean(errors: Sequence[Residual], figure: str) -> str:
+    return per_cent(mean(abs(math.expm1(each.error)) for each in errors if each.figure == figure))
 
 
 def _median(errors: Sequence[Residual], figure: str) -> str:

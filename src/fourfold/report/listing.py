@@ -101,7 +101,8 @@ def _device_cells(row: Row) -> list[str]:
 
 def _software() -> Iterable[Row]:
     from fourfold.cost.fitted import framework_of
-    from fourfold.simulate.run_prices import OWN_SOFTWARE, software_named, software_names
+    from fourfold.cost.software import OWN_SOFTWARE
+    from fourfold.simulate.run_prices import software_named, software_names
 
     names = software_names()
     for name in [OWN_SOFTWARE, *sorted({framework_of(each) for each in names} - {OWN_SOFTWARE})]:

@@ -12,7 +12,6 @@ from fourfold.report.format_simulation import format_software
 from fourfold.report.units import duration, format_bytes, format_count, format_dollars, per_cent, seconds_text
 from fourfold.results.fit import fit_of_priced
 from fourfold.simulate.campaign import Campaign
-from fourfold.simulate.run_prices import OWN_SOFTWARE
 
 ROWS = 3
 """Layouts that are shown."""
@@ -65,7 +64,7 @@ def _assumed(request: Request) -> str:
 def _software(request: Request, elsewhere: Sequence[tuple[str, float | None]]) -> str:
     """The software whose prices these are, whether anybody ran them, and what others take for the first layout."""
     name = format_software(request.template)
-    if request.software.name == OWN_SOFTWARE and request.cluster.device.units:
+    if request.software.is_own and request.cluster.device.units:
         name += ", tried on one GPU"
     others = [f"{other} {seconds_text(seconds)}" for other, seconds in elsewhere if seconds is not None]
     cannot = [other for other, seconds in elsewhere if seconds is None]

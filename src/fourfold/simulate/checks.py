@@ -7,7 +7,6 @@ from fourfold.program.capabilities import unit_bytes
 from fourfold.program.replicas import checksum_instruction
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.prediction import StepPrediction, predict_step
-from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.step import Simulation
 
 
@@ -33,7 +32,7 @@ def check_prices(
     """The checks and measurements of a run whose step `spec` is predicted; none of other software than fourfold's own, or that take
     no time. `memory_every_steps`: steps between two copies to memory; 0: none."""
     prices, total = step.simulation.prices, step.seconds
-    if prices.software.name != OWN_SOFTWARE:
+    if not prices.software.is_own:
         return []
     found = []
     if faults.checksum_every_steps:

@@ -9,12 +9,11 @@ from fourfold.config.schema import Attention, ClusterSection, GemmDtype, GemmRec
 from fourfold.cost.calibration import calibrated_prices, constants_of
 from fourfold.cost.fitted import Fitted, fitted, framework_of, is_software_file, read_software
 from fourfold.cost.prices import Prices, share_left
-from fourfold.cost.software import SoftwareProfile
+from fourfold.cost.software import OWN_SOFTWARE, SoftwareProfile
 from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport
 
-OWN_SOFTWARE = "fourfold"
 PEAK_FORMATS: dict[GemmDtype, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """The peak that each format of GEMMs has."""
 
@@ -61,7 +60,7 @@ def executed_precision(
     """fourfold's own software executes the matmuls that it is asked to price: there `gemm_dtype` becomes `precision.gemm_dtype`,
     and what runs is priced. Raises `UserError` for a format that it does not execute, or that the device does not have."""
     wanted = overrides.gemm_dtype
-    if wanted is None or software not in (None, OWN_SOFTWARE):
+    if wanted is None or not software_named(software).is_own:
         return precision, overrides
     _check_gemm_dtype(overrides, cluster, precision.compute, constants_of(cluster) is not None)
     recipes = get_args(GemmRecipeName)
@@ -94,21 +93,28 @@ def prices_for(
     """The prices of every kernel, collective and transfer of the run. `software_name`: whose software runs it, one of
     `software_names`; left out, fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises
     `UserError` for a name that is not there, and for matmuls in a format that the device does not have."""
-    software, compute = software_named(software_name), config.precision.compute
+    return profile_prices(config, spec, cluster, software_named(software_name), overrides)
+
+
+def profile_prices(
+    config: RunConfig, spec: StepSpec, cluster: Cluster, software: SoftwareProfile, overrides: SoftwareOverrides
+) -> Prices:
+    """`prices_for`, of a software profile. Raises `UserError` as it does."""
+    profile, compute = software, config.precision.compute
     recipe = spec.recipe if spec.recipe is not None and spec.recipe.kernels else None
     if recipe is not None:
         software = replace(software, fine_scales=recipe.name != "fp8")
     software = overrides.applied_to(on_device(software, cluster.device))
-    if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
+    if software.is_own and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
-    if software.name == OWN_SOFTWARE and config.run.cuda_graphs:
+    if software.is_own and config.run.cuda_graphs:
         software = replaying(software)
-    if software.name == OWN_SOFTWARE and overrides.attention not in (None, "flash"):
+    if software.is_own and overrides.attention not in (None, "flash"):
         raise UserError(
             f"cluster.attention={overrides.attention}: fourfold writes no matrix of scores; allowed with its own software: flash; "
             "what works: leave it out, or name the software that ran: cluster.software=megatron"
         )
-    measured = calibrated_prices(cluster, spec.layout, compute) if software.name == OWN_SOFTWARE else None
+    measured = calibrated_prices(cluster, spec.layout, compute, profile) if software.is_own else None
     _check_own_gemms(spec, cluster.device, software, overrides)
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
@@ -118,14 +124,20 @@ def prices_for(
 
 
 def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
-    """fourfold's own software with the host's figures that were measured on such a device; any other as it is. On a measured GPU
+    """fourfold's own software with the host's figures that were measured on such a device, and what a fit changed of its own beside
+    them; any other as it is. On a measured GPU
     memory-bound kernels are fused, as they were when it was measured (`kernels.kinds`); devices that were never measured are
     priced operator by operator."""
-    if software.name == OWN_SOFTWARE and device.host_launch_seconds is not None:
-        fused = software.fused if device.units is None else 1.0
-        software = replace(software, host_launch_seconds=device.host_launch_seconds, fused=fused)
-    if software.name == OWN_SOFTWARE and device.context_bytes is not None:
-        software = replace(software, context_bytes=device.context_bytes)
+    if not software.is_own:
+        return software
+    shipped = fitted().software(OWN_SOFTWARE)
+    if device.host_launch_seconds is not None:
+        seconds = device.host_launch_seconds * software.host_launch_seconds / shipped.host_launch_seconds
+        fused = software.fused if device.units is None else 1.0 + software.fused - shipped.fused
+        software = replace(software, host_launch_seconds=seconds, fused=min(1.0, fused))
+    if device.context_bytes is not None:
+        more = software.context_bytes - shipped.context_bytes
+        software = replace(software, context_bytes=max(0, device.context_bytes + more))
     return software
 
 
@@ -147,7 +159,7 @@ def _check_own_gemms(spec: StepSpec, device: Device, software: SoftwareProfile, 
         allowed = ", ".join(device.executed_recipes)
         works = f"allowed there: {allowed}" if allowed else "it has none; what works: leave precision.gemm_dtype out"
         raise UserError(f"precision.gemm_dtype = {recipe.name!r}: {device.name} has no such matmuls in torch; {works}")
-    if spec.recipe is not None and (software.name != OWN_SOFTWARE or overrides.gemm_dtype is not None):
+    if spec.recipe is not None and (not software.is_own or overrides.gemm_dtype is not None):
         raise UserError(
             f"precision.gemm_dtype = {spec.recipe.name!r} is what fourfold itself executes, and {software.name} with its own "
             f"format of matmuls is asked for; what works: cluster.gemm_dtype={spec.recipe.name} in its place"

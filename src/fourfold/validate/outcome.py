@@ -10,14 +10,20 @@ from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.memory import overhead_bytes
 from fourfold.cost.prices import Prices
-from fourfold.cost.software import SoftwareProfile
+from fourfold.cost.software import OWN_SOFTWARE, SoftwareProfile
 from fourfold.hardware.types import Device
 from fourfold.layout import resolve_layout
 from fourfold.program.resolve import resolve_step
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import rank_views
 from fourfold.simulate.prediction import check_layers, check_size, predict_step
-from fourfold.simulate.run_prices import check_devices, document_share, executed_precision, fitted_prices, prices_for
+from fourfold.simulate.run_prices import (
+    check_devices,
+    document_share,
+    executed_precision,
+    fitted_prices,
+    profile_prices,
+)
 from fourfold.validate.case import Case, MeasuredStep, Prediction
 from fourfold.validate.metrics import Metrics, Pair, measure
 
@@ -79,7 +85,7 @@ def case_prices(case: Case, spec: StepSpec, constants: Fitted) -> Prices:
     run, software = case.run, case.software
     if software.is_own:
         overrides = replace(software.overrides, gemm_dtype=None)  # the step executes it
-        prices = prices_for(run, spec, case.cluster, None, overrides)
+        prices = profile_prices(run, spec, case.cluster, constants.software(OWN_SOFTWARE), overrides)
     else:
         profile = software.applied(constants.software(software.name), case.cluster.device.key)
         compute = software.compute_dtype or run.precision.compute

@@ -8,8 +8,8 @@ from pydantic import Field
 from fourfold.config.schema import GemmDtype
 from fourfold.config.section import Section
 from fourfold.cost.fitted import ancestors_of, fitted, framework_of
-from fourfold.cost.software import Dispatcher, SoftwareProfile
-from fourfold.simulate.run_prices import OWN_SOFTWARE, SoftwareOverrides
+from fourfold.cost.software import OWN_SOFTWARE, Dispatcher, SoftwareProfile
+from fourfold.simulate.run_prices import SoftwareOverrides
 
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "gh200", "h20"), ("b200", "b300", "gb200", "gb300")
 """Generations of devices, by the beginning of their keys."""

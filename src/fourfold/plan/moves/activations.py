@@ -28,7 +28,6 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import stage_map
 from fourfold.program.view import RankView, rank_views
 from fourfold.simulate.durations import Durations
-from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.step import Simulation
 
 WAYS = ("none", "selective", "full", "offload", "selective+offload")
@@ -102,7 +101,7 @@ def chosen_together(pricer: Pricer, candidate: Candidate) -> Priced | None:
     """The layout with the cheapest choice for each of its blocks, and for its optimizer states where that is open, that makes it
     fit; None where none does, where it needs no choice, and where a person or the trainer's limits choose."""
     request = pricer.request
-    if request.software.name != OWN_SOFTWARE or request.constraints.states("recompute") or request.model.block:
+    if not request.software.is_own or request.constraints.states("recompute") or request.model.block:
         return None
     if any(limit.by for limit in request.constraints.limits):
         return None

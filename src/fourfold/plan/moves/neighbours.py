@@ -16,7 +16,6 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.plan.space import RECOMPUTE, SEARCHED, context_methods, divides_microbatch, divides_sequence, most_stages
 from fourfold.program.schedule import find_schedule, usual_schedule
-from fourfold.simulate.run_prices import OWN_SOFTWARE
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 """The keys whose product is the number of devices."""
@@ -147,7 +146,7 @@ def _states(request: Request, layout: Candidate) -> Changes:
 
 def _overlap(request: Request, layout: Candidate) -> Changes:
     """All-to-alls of experts behind another microbatch, or not."""
-    if request.overlap_experts is None and request.software.name == OWN_SOFTWARE:
+    if request.overlap_experts is None and request.software.is_own:
         yield {"overlap_experts": not layout.overlap_experts}
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from fourfold.config import UserError
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.simulate.run_prices import OWN_SOFTWARE
 
 TRIED = 3
 """Layouts that are simulated once more."""
@@ -20,7 +19,7 @@ def overlapped(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
     """The best layouts with expert parallelism and more than one microbatch, with overlap, that fit, and that are faster
     so or asked for. Raises `UserError` where it is asked for and there are none."""
     request, found = pricer.request, list[Priced]()
-    runs = request.software.name == OWN_SOFTWARE and request.overlap_experts is not False
+    runs = request.software.is_own and request.overlap_experts is not False
 
     def can(layout: Candidate) -> bool:
         return layout.ep > 1 and request.global_sequences // (layout.dp * layout.microbatch_sequences) > 1
