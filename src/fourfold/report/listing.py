@@ -107,14 +107,16 @@ def _software() -> Iterable[Row]:
     names = software_names()
     for name in [OWN_SOFTWARE, *sorted({framework_of(each) for each in names} - {OWN_SOFTWARE})]:
         dated = [each for each in names if each != name and framework_of(each) == name]
-        yield {**asdict(software_named(name)), "name": name, "dated": dated}
+        constants = {key: value for key, value in asdict(software_named(name)).items() if key != "base"}
+        yield {**constants, "name": name, "dated": dated}
 
 
 def _software_cells(row: Row) -> list[str]:
     from fourfold.cost.fitted import fitted
 
     usual = asdict(fitted().software("default"))
-    switches = [key for key in usual if isinstance(row[key], bool | str) and key != "name" and row[key] != usual[key]]
+    stated = [key for key in usual if key in row and key != "name"]
+    switches = [key for key in stated if isinstance(row[key], bool | str) and row[key] != usual[key]]
     texts = [
         f"{'' if row[key] else 'no '}{key}" if isinstance(row[key], bool) else f"{key} {row[key]}" for key in switches
     ]

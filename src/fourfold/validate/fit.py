@@ -1,11 +1,11 @@
 """Adjusts a software profile to a few measured runs: the most probable constants, given the runs and the profile as a prior.
 
 Each constant may depart from the profile's by its spread, which is how far profiles lie from one another. The rest, which no
-constant explains, scatters by as much as the runs make most probable (`probable_scatter`): runs of one model in one format tell much of the
-constants, runs that disagree little. Both are taken as normal in the constants' own scale and in the logarithm of predicted over
-measured, and the model is linearised twice (Gauss-Newton; Bishop 2006, section 3.3, for the posterior mean of a linear model).
-Step times and memory have constants of their own. Where the constants that the other runs give would predict each run no better
-than those that ship, these stay.
+constant explains, scatters by as much as the runs make most probable (`probable_scatter`): runs of one model in one format tell
+much of the constants, runs that disagree little. Both are taken as normal in the constants' own scale and in the logarithm of
+predicted over measured, and the model is linearised twice (Gauss-Newton; Bishop 2006, section 3.3, for the posterior mean of a
+linear model). Step times and memory have constants of their own. Where the constants that the other runs give would predict each
+run no better than those that ship, these stay.
 """
 
 import math
