@@ -19,7 +19,7 @@ from fourfold.cost.most_probable import Free, most_probable, probable_scatter, s
 from fourfold.validate.case import Case
 from fourfold.validate.outcome import predict_case
 
-SCATTER = {"step": 0.09, "memory": 0.12}
+SCATTER = {"step": 0.065, "memory": 0.09}
 """Usual spread of measured step times and peaks of memory, as a share, that no constant explains."""
 ROUNDS = 2
 TOLD_BY = 3
