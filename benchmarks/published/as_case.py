@@ -82,14 +82,12 @@ def software_of(case: PublishedCase) -> Software:
     precision = case.precision
     narrow = precision.master == precision.compute != "fp32"
     moment_bytes = case.moment_bytes if case.moment_bytes is not None else 2.0 if narrow else None
-    kernel = case.attention_kernel
     return Software.model_validate(
         {
             "name": case.software,
             "compute_dtype": "fp16" if precision.compute == "fp16" else None,
             "gemm_dtype": precision.low,
-            "attention": case.attention,
-            "attention_kernel": kernel.replace(" ", "-") if kernel is not None else None,
+            **case.kernels.stated,
             "attention_dropout": case.attention_dropout,
             "attention_recomputed": ATTENTION_CORE[0] in case.layout.recompute_modules,
             "overlap": case.overlap,
@@ -98,7 +96,6 @@ def software_of(case: PublishedCase) -> Software:
             "fused_experts": case.fused_experts or None,
             "eager": case.eager or None,
             "cuda_graphs": case.graphed or None,
-            "chunked_loss": case.chunked_loss or None,
             "low_precision_activations": case.narrow_operands or None,
             "optimizer_state_bytes": moment_bytes,
             "master_bytes": 0.0 if narrow else None,

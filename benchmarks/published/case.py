@@ -5,6 +5,7 @@ from typing import Literal
 
 from flops import step_flops
 from fourfold.config import ModelConfig
+from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
 from fourfold.cost.software import Dispatcher
 from fourfold.hardware import Device
 from fourfold.validate import Prediction
@@ -12,7 +13,6 @@ from fourfold.validate import Prediction
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
 ALTERNATE, ATTENTION_CORE = "alternate", ("core_attn",)
 Offloaded = Literal["activations", "optimizer"]
-AttentionKernel = Literal["flash 2", "flash 3"]
 StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
 
 
@@ -144,10 +144,8 @@ class PublishedCase:
 
     # How it runs
 
-    attention: str = "flash"
-    """`flash`, `unfused` or `math` kernels."""
-    attention_kernel: AttentionKernel | None = None
-    """`flash 2` or `flash 3`, where the row names one."""
+    kernels: KernelChoice = NO_CHOICE
+    """The kernels that the row names."""
     attention_dropout: bool = False
     """Written attention drops scores out, as GPT's kind does."""
     attention_share: float = 1.0
@@ -168,8 +166,6 @@ class PublishedCase:
 
     offloaded: Offloaded | None = None
     """The part of the state that lies in the host's memory."""
-    chunked_loss: bool = False
-    """The logits of a few tokens are made at a time."""
     narrow_operands: bool = False
     """Activations that a GEMM reads are saved in its format."""
     moment_bytes: float | None = None

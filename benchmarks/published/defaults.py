@@ -87,8 +87,9 @@ DEFAULTS: dict[str, str] = {
     "matrix is written.",
     "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its forks had no fused kernel for them before 2026.06, "
     "MLPerf's runs apart.",
-    "attention_kernel": "Where a row names its kernels: FlashAttention 3 and cuDNN's at 1.6 x the device's constant on Hopper and "
-    "Blackwell at least, FlashAttention 2 at 0.95 x on Hopper and 0.45 x on Blackwell at most.",
+    "attention_kernel": "Where a row names its kernel: the software's speed of attention times the ratio of that kernel and the "
+    "usual one; FlashAttention 3 and cuDNN's at least 1.6 x the device's constant on Hopper and Blackwell, FlashAttention 2 "
+    "0.95 x on Hopper and 0.45 x on Blackwell.",
     "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention; in NeMo, and in Megatron before "
     "2025, all of the matrix.",
     "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB; Megatron and its forks report MiB, "

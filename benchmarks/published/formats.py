@@ -5,7 +5,7 @@ import re
 from assertions import asserted
 from case import Precision
 from defaults import ImputedDefaults
-from fourfold.validate.software import BLACKWELL, HOPPER
+from fourfold.cost.kernel_choice import BLACKWELL, HOPPER
 from remarks import is_mlperf
 from row import Row
 from software import Trainer

@@ -22,7 +22,7 @@ from fourfold.config import UserError
 from machine import device_of, network_of
 from masks import attention_share
 from measured import measured_of
-from policies import attention_kernel_of, attention_of, is_recompute_open
+from policies import is_recompute_open
 from profiles import documented
 from remarks import (
     are_experts_fused,
@@ -31,13 +31,13 @@ from remarks import (
     dispatcher_of,
     is_eager,
     is_graphed,
-    is_loss_chunked,
     offloaded_of,
     runs_transformer_engine,
 )
 from row import Row
 from row_files import read_rows
 from software import ON_GPU, Trainer, on_platform, trainer_of, usual_trainer
+from stated_kernels import kernels_of
 
 
 def normalise(row: Row) -> PublishedCase | Skip:
@@ -90,8 +90,7 @@ def _case(row: Row) -> PublishedCase:
         num_devices=degrees.num_devices,
         network=network_of(hardware, device.key, degrees.num_devices, row.notes, imputed),
         measured=measured,
-        attention=attention_of(row, trainer, imputed),
-        attention_kernel=attention_kernel_of(row, trainer, imputed),
+        kernels=kernels_of(row, trainer, device.key, imputed),
         attention_dropout=not model.gated or row.model.gated is False,
         moment_bytes=moment_bytes_of(row),
         even_stages=trainer.is_megatron_family,
@@ -107,7 +106,6 @@ def _case(row: Row) -> PublishedCase:
         fused_experts=are_experts_fused(row) or makers.fused_experts,
         merged_experts=are_experts_merged(row, trainer, precision.low, imputed),
         graphed=is_graphed(row, device.key, imputed),
-        chunked_loss=is_loss_chunked(row),
         narrow_operands=runs_transformer_engine(row),
         peak_flops=peak,
         from_memory=row.from_memory,

@@ -1,11 +1,10 @@
-"""Recomputation, schedule and kernels of attention, from the words of published rows to ours."""
+"""Recomputation and schedule, from the words of published rows to ours."""
 
 import re
 
-from assertions import asserted
-from case import ALTERNATE, ATTENTION_CORE, AttentionKernel, NotACase
+from case import ALTERNATE, ATTENTION_CORE, NotACase
 from defaults import ImputedDefaults
-from remarks import is_mlperf, recomputes_what_is_not_offloaded
+from remarks import recomputes_what_is_not_offloaded
 from row import Row
 from software import Trainer
 
@@ -82,46 +81,3 @@ def schedule_of(row: Row, imputed: ImputedDefaults) -> str | None:
     if text:
         imputed.note(f"the schedule {text[:60]!r} is not known and is taken as 1F1B")
     return None
-
-
-_KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
-    (
-        "flash 3",
-        r"\bfa-?[34]\b|flash[- ]?att(n|ention)?[- ]?v?[34]\b|cudnn (flash |fused )?(att|kernel|sdpa)|sdpa with the cudnn",
-    ),
-    ("flash 2", r"\bfa-?2\b|flash[- ]?att(n|ention)?[- ]?v?2\b"),
-)
-
-
-def attention_kernel_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> AttentionKernel | None:
-    """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's
-    forks have anyway), or the one before."""
-    for name, pattern in _KERNELS:
-        if asserted(row.notes, pattern) and not (name == "flash 3" and trainer.is_megatron_family):
-            return imputed.fill("attention_kernel", name)
-    return None
-
-
-FUSED_SINKS = (2026, 6)
-"""Release (year and month) since which Megatron's makers have a fused kernel for attention with learned sinks in what they release;
-in MLPerf they had one before."""
-
-
-def attention_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> str:
-    """`flash`, `unfused`, or `math`: torch's own operators, on scores in fp32."""
-    if row.attention is not None:
-        return row.attention
-    words = f"{row.source} {row.notes}".lower()
-    if re.search(r"\bmath (attention|backend)", words):
-        return "math"
-    if re.search(r"\b(unfused|naive) (attention|backend)|(no|without|not) (flash|fused[- ]att)", words):
-        return "unfused"
-    if asserted(words, r"\beager attention\b"):
-        return "unfused"
-    if re.search(r"flash[- ]?att", words):
-        return "flash"
-    has_sinks = re.search(r"gpt-?oss", row.model.name, re.I) and not is_mlperf(row)
-    if has_sinks and trainer.is_megatron_family and (trainer.year, trainer.release) < FUSED_SINKS:
-        return imputed.fill("attention", "unfused", "attention_sinks")
-    written = trainer.year in (2020, 2021, 2022) or trainer.framework == "megatron-zero-bubble"
-    return "unfused" if written else imputed.fill("attention", "flash")

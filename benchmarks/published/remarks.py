@@ -5,8 +5,8 @@ import re
 from assertions import asserted, clauses_of, says
 from case import NotACase, Offloaded
 from defaults import ImputedDefaults
+from fourfold.cost.kernel_choice import BLACKWELL, HOPPER
 from fourfold.cost.software import Dispatcher
-from fourfold.validate.software import BLACKWELL, HOPPER
 from row import Row
 from software import Trainer
 
@@ -132,16 +132,6 @@ def is_graphed(row: Row, device: str, imputed: ImputedDefaults) -> bool:
         return False
     imputed.approximate("graphs")
     return True
-
-
-def is_loss_chunked(row: Row) -> bool:
-    """Whether the logits of a few tokens are made at a time."""
-    return bool(
-        asserted(
-            row.notes,
-            r"\bliger\b|chunked (cross|loss|ce\b)|fused[-_ ]?linear[-_ ]?(cross|ce\b)|\bcut[-_ ]cross|\blc-ce\b",
-        )
-    )
 
 
 _EAGER = re.compile(

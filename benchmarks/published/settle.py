@@ -7,6 +7,7 @@ from as_case import as_case
 from case import ATTENTION_CORE, PublishedCase, SettledPrediction
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
+from fourfold.cost.kernel_choice import WRITTEN
 from fourfold.validate import predict_case as predict_run
 
 
@@ -90,7 +91,7 @@ def _smaller_layouts(case: PublishedCase) -> Iterator[PublishedCase]:
         yield replace(case, layout=layout)
     if case.recompute_open and layout.recompute == "none":
         layout = replace(layout, recompute="selective")
-        if case.even_stages and case.attention != "flash":
+        if case.even_stages and case.kernels.attention in WRITTEN:
             layout = replace(layout, recompute_modules=ATTENTION_CORE)
             yield replace(case, layout=layout)
             layout = replace(layout, recompute_modules=(*ATTENTION_CORE, "mlp"))

@@ -74,7 +74,9 @@ def test_attention_of_the_run_files_software_is_priced_as_it_states() -> None:
     assert flash.memory_bytes == recomputed.memory_bytes < unfused.memory_bytes
     same = ff.simulate("preset:gpt3-175b", "cluster.attention=flash", software="nemo").step_seconds
     assert ff.simulate("preset:gpt3-175b", software="nemo").step_seconds == same
-    with pytest.raises(UserError, match="fourfold writes no matrix of scores"):
+    with pytest.raises(
+        UserError, match="fourfold's own program says what runs; allowed with its own software: attention=flash"
+    ):
         ff.simulate("preset:gpt3-175b", "cluster.software=fourfold")
 
 

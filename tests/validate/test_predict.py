@@ -43,8 +43,8 @@ def test_a_prediction_is_that_of_simulate(name: str) -> None:
         ({"eager": True}, True),
         ({"attention": "math"}, True),
         ({"attention": "unfused"}, True),
-        ({"attention_kernel": "flash-2"}, True),
-        ({"attention_kernel": "flash-3"}, False),
+        ({"attention": "flash-2"}, True),
+        ({"attention": "flash-3"}, False),
         ({"gemm_dtype": "fp8"}, False),
         ({"cuda_graphs": True}, False),
         ({"offload": "optimizer"}, True),
@@ -52,9 +52,7 @@ def test_a_prediction_is_that_of_simulate(name: str) -> None:
 )
 def test_what_is_stated_of_the_software_changes_the_step(stated: dict[str, Any], slower: bool) -> None:
     case = CASES["fsdp"]
-    plain = seconds(
-        with_software(case, attention_kernel="flash-3") if stated == {"attention_kernel": "flash-2"} else case
-    )
+    plain = seconds(with_software(case, attention="flash-3") if stated == {"attention": "flash-2"} else case)
     assert (seconds(with_software(case, **stated)) > plain) == slower
     assert seconds(with_software(case, **stated)) != plain
 
@@ -62,7 +60,7 @@ def test_what_is_stated_of_the_software_changes_the_step(stated: dict[str, Any],
 @pytest.mark.parametrize(
     ("stated", "more"),
     [
-        ({"chunked_loss": True}, False),
+        ({"loss": "chunked"}, False),
         ({"optimizer_state_bytes": 2.0}, False),
         ({"master_bytes": 0.0}, False),
         ({"attention": "math"}, True),

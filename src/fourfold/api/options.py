@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from fourfold.api.inputs import ClusterInput, Number, Overrides, RunInput, check_word
 from fourfold.api.numbers import parse_number
 from fourfold.config import UserError
+from fourfold.config.kernel_choice import parse_choice
 from fourfold.config.schema import GemmDtype
 from fourfold.plan.search import BUDGET, Progress
 from fourfold.simulate.run_prices import SoftwareOverrides
@@ -35,6 +36,9 @@ class SoftwareOptions:
     software's."""
     fragmentation: float | None = None
     """What the allocator reserves beyond what is live, as a share. Default: the software's."""
+    kernels: Sequence[str] = ()
+    """Kernels that other software runs, as attention=flash-2 or norms=unfused,optimizer=foreach. May be given several times; the
+    words are those of [cluster] in a run file. Default: those that the software usually runs."""
 
     def software_overrides(self) -> SoftwareOverrides:
         """What is stated beside the software's name. Raises `UserError`."""
@@ -46,7 +50,7 @@ class SoftwareOptions:
             raise UserError(
                 f"--fragmentation {self.fragmentation}: allowed: 0 to 10, as a share of what is live; a value that works: 0.03"
             )
-        return SoftwareOverrides(self.gemm_dtype, held, self.fragmentation)
+        return SoftwareOverrides(self.gemm_dtype, held, self.fragmentation, parse_choice(self.kernels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,4 +195,7 @@ def repeated(options: SoftwareOptions, software: str | None) -> str:
     """The options on software again, as flags for another command. `software`: where they name none."""
     given = stated(SoftwareOptions, options)
     given["software"] = options.software or software
-    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None)
+    kernels = "".join(f" --kernels {each}" for each in given.pop("kernels"))
+    return (
+        "".join(f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None) + kernels
+    )

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, SerializeAsAny, model_validator
 from pydantic_core import PydanticCustomError
 
+from fourfold.config.kernel_choice import KernelChoice
 from fourfold.config.layout_section import LayoutSection
 from fourfold.config.model_section import ModelSection
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
@@ -16,7 +17,6 @@ Element = Literal["e4m3", "e5m2"]
 """Formats of 8 bits: sign, exponent of 4 or 5, mantissa of 3 or 2."""
 GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
 """Formats of low-precision GEMMs; all but the first have a scale for every block of numbers."""
-Attention = Literal["flash", "unfused", "recomputed"]
 FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
 """How model FLOPs are counted (`model.counts.step_flops_per_token`)."""
 
@@ -249,7 +249,7 @@ class CheckpointSection(Section):
     counters of the newest there that can be read, at its step. Left out: a run begins at step 0."""
 
 
-class ClusterSection(Section):
+class ClusterSection(KernelChoice):
     """The machine that the run is for."""
 
     preset: str = "this"
@@ -259,9 +259,6 @@ class ClusterSection(Section):
     """The software profile that predictions take: `fourfold`, or the name of another profile (`megatron`). Left out: fourfold."""
     gemm_dtype: GemmDtype | None = None
     """The format that predictions take for matmuls but the head's. Left out: `precision.compute`."""
-    attention: Attention | None = None
-    """Attention that predictions take of other software than fourfold: `flash`; `unfused`: the matrix of scores is written and
-    saved, as before 2022; `recomputed`: it is written, and again in the backward. Left out: as the software profile has it."""
 
 
 class PublishedSection(Section):

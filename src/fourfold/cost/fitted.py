@@ -94,6 +94,7 @@ class Fitted:
             low_share=min(1.0 / gemm_share, low_share),
             low_bytes=kernels.low_bytes * software.conversions,
             fused=software.fused,
+            fused_parts=software.fused_parts,
             expert_launches=software.expert_launches,
             gradient_bytes=software.gradient_bytes,
             merged_passes=software.merged_passes,
@@ -101,6 +102,7 @@ class Fitted:
             attention_recomputed=software.attention_recomputed,
             attention_dropout=software.attention_dropout,
             fp32_scores=software.fp32_scores,
+            written_passes=software.written_passes,
         )
 
     @cached_property
@@ -116,6 +118,12 @@ def framework_of(software: str) -> str:
     """A software profile's name without its year."""
     framework, _, date = software.rpartition("-")
     return framework if framework and _months(date) is not None else software
+
+
+def year_of(software: str) -> int | None:
+    """The year of a dated profile's name."""
+    date = software.rpartition("-")[2]
+    return None if _months(date) is None else int(date.partition(".")[0])
 
 
 def ancestors_of(software: str) -> list[str]:

@@ -24,8 +24,8 @@ TILE = 128
 class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
-    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `gradient_bytes`, `merged_passes` and
-    what is said of attention: as in `SoftwareProfile`.
+    `launch_seconds`: what the device loses between two kernels. `fused`, `fused_parts`, `expert_launches`, `gradient_bytes`,
+    `merged_passes` and what is said of attention: as in `SoftwareProfile`.
     """
 
     gemm_share: float = 0.8
@@ -56,6 +56,12 @@ class Kernels:
     attention_recomputed: bool = False
     attention_dropout: bool = True
     fp32_scores: bool = False
+    written_passes: tuple[float, float] = (4.0, 7.0)
+    fused_parts: tuple[tuple[ElementwisePart, bool], ...] = ()
+
+    def fused_share(self, part: ElementwisePart) -> float:
+        """How far kernels of that part are fused."""
+        return next((float(fused) for each, fused in self.fused_parts if each == part), self.fused)
 
 
 def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
@@ -98,8 +104,8 @@ def _converted_bytes(gemm: Gemm, kernels: Kernels) -> float:
     return 0.0 if gemm.accumulates else kernels.low_bytes * gemm.batch * gemm.rows * gemm.inner
 
 
-WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3
-"""How often the scores are read or written: product, softmax, product; and their backward; dropout and its mask, either way."""
+DROPOUT_PASSES = 3
+"""How often dropout and its mask read or write the scores, either way."""
 
 
 def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
@@ -121,7 +127,7 @@ def attention_bytes(attention: Attention, kernels: Kernels, element_bytes: int) 
     that are written."""
     if not kernels.fused_attention:
         scores = attention.sequences * attention.heads * attention.queries * attention.keys
-        forward, backward = (each + DROPOUT_PASSES * kernels.attention_dropout for each in WRITTEN_PASSES)
+        forward, backward = (each + DROPOUT_PASSES * kernels.attention_dropout for each in kernels.written_passes)
         passes = backward + forward * kernels.attention_recomputed if attention.backward else forward
         return passes * scores * (4 if kernels.fp32_scores else element_bytes)
     tokens = attention.sequences * attention.queries
@@ -152,7 +158,7 @@ def pass_bytes(item: Elementwise, kernels: Kernels) -> float:
     """Bytes of it that move: none where another kernel does it on its way."""
     if item.part in kernels.merged_passes:
         return 0.0
-    return item.bytes + kernels.fused * (item.least_bytes - item.bytes)
+    return item.bytes + kernels.fused_share(item.part) * (item.least_bytes - item.bytes)
 
 
 def memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
@@ -216,4 +222,4 @@ def launches(item: Gemm | Attention | Elementwise, kernels: Kernels) -> float:
         return 1.0
     if not item.launches or item.part in kernels.merged_passes:
         return 0.0
-    return 1 + (1 - kernels.fused) * (item.launches - 1)
+    return 1 + (1 - kernels.fused_share(item.part)) * (item.launches - 1)

@@ -261,6 +261,15 @@ class Prices:
         """Seconds in which the device's memory moves `size` bytes."""
         return self.kernels.launch_seconds + memory_seconds(size, self.cluster.device, self.kernels)
 
+    def update(self, size: float) -> float:
+        """Seconds of the update of one unit's parameters, in which one kernel would move `size` bytes: its kernels one after the
+        other, or their launches by the host."""
+        if not size:
+            return 0.0
+        software, number = self.software, self.software.update_launches
+        moved = self.memory(size * software.update_passes) + (number - 1) * self.kernels.launch_seconds
+        return max(moved, (number - 1) * software.host_launch_seconds)
+
 
 def spared_copies(places: int, top_k: int, at_most: int = 0) -> float:
     """Share of a token's copies for `top_k` experts, each on one of `places` ranks or nodes, that need not be sent where each of

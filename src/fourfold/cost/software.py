@@ -22,6 +22,8 @@ class SoftwareProfile:
     name: str = OWN_SOFTWARE
     base: str = ""
     """The profile that a file's constants depart from; empty: it is no file's."""
+    kernels: tuple[tuple[str, str], ...] = ()
+    """The kernels that it runs, a word for each key, where they were looked up (`kernel_choice.running`)."""
 
     # Overlap
 
@@ -57,6 +59,8 @@ class SoftwareProfile:
 
     fused: float = 0.0
     """How far memory-bound kernels are fused (1) rather than one operator after the other (0)."""
+    fused_parts: tuple[tuple[ElementwisePart, bool], ...] = ()
+    """Memory-bound kernels that are fused, or not at all, whatever `fused` says of the others."""
     expert_launches: float = 0.0
     """Cost of starting one more expert's GEMM beside starting a kernel (0: all are one grouped GEMM)."""
     gradient_bytes: float = 0.0
@@ -84,6 +88,12 @@ class SoftwareProfile:
     """Dropout is applied to a matrix of scores that is written."""
     fp32_scores: bool = False
     """Scores that are written are in fp32 (torch's own operators)."""
+    written_passes: tuple[float, float] = (4.0, 7.0)
+    """How often such scores are read or written, forward and backward: product, softmax, product, each one kernel."""
+    update_passes: float = 1.0
+    """Memory traffic of the optimizer's update beside one kernel's."""
+    update_launches: int = 1
+    """Kernels that update a unit's parameters."""
 
     # Experts
 

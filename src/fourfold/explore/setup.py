@@ -20,6 +20,7 @@ Value = Leaf | None | Few | dict[Text, Leaf] | Annotated[list[Table], Field(max_
 _SECTIONS = ("model", "batch", "layout", "precision", "optimizer")
 _KEYS = (
     "data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software", "cluster.attention",
+    "cluster.norms", "cluster.softmax", "cluster.loss", "cluster.rotary", "cluster.optimizer",
     "run.attention_backend", "checkpoint.memory_every_steps",
 )  # fmt: skip
 NOT_HERE = ("model.hf", "model.initial", "model.block", "layout.auto")

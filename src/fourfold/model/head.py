@@ -57,7 +57,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadParameters[Weig
     totals = _zeros(ops, normed, z_loss)
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
-        with ops.fused():
+        with ops.fused("loss"):
             logits = _summable(ops, logits)
             cap_(env, logits)
             softmax = exponentiate(env, logits, target, z_loss)
@@ -108,13 +108,13 @@ def head_loss_backward(
     divisor = num_targets.clamp(min=1)
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
-        with ops.fused():
+        with ops.fused("loss"):
             logits = _summable(ops, logits)
             cap_(env, logits)
             slope = slope_of_cap(env, logits)
             softmax = exponentiate(env, logits, target, z_loss)
             softmax.add_to(totals)
-        with ops.fused():
+        with ops.fused("loss"):
             grad = logits_gradient(ops, [logits], softmax, divisor, share, part, slope)
             del logits, softmax, slope
         w.unembedding.add_matmul_now(ops, grad, part)
@@ -124,7 +124,7 @@ def head_loss_backward(
     del normed
     grad = arriving.wait()
     del arriving
-    with ops.fused():
+    with ops.fused("norm"):
         return totals, normalize_backward(ops, final_norm(env.model), grad, x, statistics, w.norm)
 
 

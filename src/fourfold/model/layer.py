@@ -163,7 +163,7 @@ class Half:
         if self.norms.after is None:
             return grad
         ops, saved = self.run.ops, self.run.saved
-        with ops.fused():
+        with ops.fused("norm"):
             out, statistics, after = saved.take("out"), saved.take("statistics_after"), self.norms.after
             return normalize_backward(ops, self.norm, ops.copy(grad), out, statistics, after)
 
@@ -186,7 +186,7 @@ class HalfSource:
 
     def gradient(self, combine: Callable[[], Array]) -> Array:
         ops, before = self._half.run.ops, self._half.norms.before
-        with ops.fused():
+        with ops.fused("norm"):
             grad = combine()
             if before is None:
                 return grad.add_(self._residual)

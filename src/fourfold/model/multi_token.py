@@ -41,7 +41,7 @@ def combine_forward(
     both = x.new_empty((embedded.shape[0], 2 * embedded.shape[1]))
     into = both.chunk(2, dim=1)
     for half, source, norm, name in _halves(w, embedded, _last(x, depth)):
-        with ops.fused():
+        with ops.fused("norm"):
             normed, scale = rms_norm(ops, source, norm.data, eps)
             into[half].copy_(normed)
             del normed
@@ -69,14 +69,14 @@ def combine_backward(
         both = grad.new_empty((grad.shape[0], 2 * grad.shape[1]))
         into = both.chunk(2, dim=1)
         for half, source, norm, name in _halves(w, embedded, last):
-            with ops.fused():
+            with ops.fused("norm"):
                 into[half].copy_(apply_rms(ops, source, saved.see(f"scale_{name}"), norm.data, env.model.norm_eps))
         del into
     w.projection.add_matmul(ops, grad, both)
     del both
     columns = w.projection.data.chunk(2, dim=1)
     grad_embedded = ops.matmul(grad, columns[0])
-    with ops.fused():
+    with ops.fused("norm"):
         scale = saved.take("scale_embedding")
         grad_embedded = rms_norm_backward(ops, grad_embedded, embedded, scale, w.embedding_norm)
     del embedded, scale
@@ -84,7 +84,7 @@ def combine_backward(
     del grad_embedded
     grad_last = ops.matmul(grad, columns[1])
     del grad
-    with ops.fused():
+    with ops.fused("norm"):
         grad_last = rms_norm_backward(ops, grad_last, last, saved.take("scale_hidden"), w.hidden_norm)
         grad_x = ops.copy(grad_on)
         _last(grad_x, depth).add_(grad_last)

@@ -45,7 +45,7 @@ def normalize(
     ops: Operations, norm: Norm, x: Array, w: NormParameters[Weight], residual: Array | None = None
 ) -> tuple[Array, Statistics]:
     """x [..., n] -> (output [..., n], statistics). `residual` [tokens, n]: is first added to x, in its place."""
-    with ops.fused():
+    with ops.fused("norm"):
         if residual is not None and ops.norms is not None and w.bias is None:
             out, scale = ops.norms.add_forward(residual, x, norm.gain(w.weight), norm.eps)
             return out, (scale,)
@@ -59,7 +59,7 @@ def normalize(
 
 def normalize_again(ops: Operations, norm: Norm, x: Array, statistics: Statistics, w: NormParameters[Weight]) -> Array:
     """The norm's output again, to the bit."""
-    with ops.fused():
+    with ops.fused("norm"):
         if w.bias is not None:
             return layer_norm(ops, x, w.weight.data, w.bias.data, norm.eps)[0]
         return apply_rms(ops, x, statistics[0], norm.gain(w.weight), norm.eps)

@@ -358,7 +358,7 @@ class Operations(Protocol):
 
     def fused(self, name: str = "") -> AbstractContextManager[None]:
         """Elementwise kernels that a fusing compiler makes one: it reads what comes from outside once and writes what survives
-        once. `name`: `sent`, `sorted` or `experts` where a dispatcher or grouped matmul may do it on its way."""
+        once. `name`: a part of `work.ElementwisePart`."""
         ...
 
     def steps(self, number: int, backwards: bool = False) -> Iterator[int]:

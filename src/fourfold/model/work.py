@@ -52,10 +52,10 @@ class Attention:
         return square * widths
 
 
-ElementwisePart = Literal["", "sent", "sorted", "experts", "quantized"]
-"""Kernels that another beside them may do on its way. `sent`: rows of tokens are written where they are sent from, or summed
-where they come back; `sorted`: by expert, or back; `experts`: between two matmuls of experts; `quantized`:
-a matmul's operand is rounded to 8 bits."""
+ElementwisePart = Literal["", "sent", "sorted", "experts", "quantized", "norm", "rotary", "loss"]
+"""Kinds of memory-bound kernels. Another kernel may do some of them on its way: `sent`: rows of tokens are written where they are
+sent from, or summed where they come back; `sorted`: by expert, or back; `experts`: between two matmuls of experts; `quantized`: a
+matmul's operand is rounded to 8 bits. For others software may have a kernel: `norm`, `rotary`, `loss`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,13 @@ def format_software(prices: Prices) -> str:
     return f"{prices.software.name}{gemm_dtype}"
 
 
+def kernel_lines(prices: Prices) -> list[str]:
+    """The kernels that software usually runs, or was said to; nothing for fourfold, whose program has them."""
+    words = prices.software.kernels
+    shown = [f"{key} {word}" for key, word in words if key != "softmax" or not prices.software.fused_attention]
+    return [f"kernels: {', '.join(shown)}"] if shown else []
+
+
 def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 60) -> list[str]:
     """Memory over the simulated step, and all buffers of the peak."""
     simulation = summary.step.simulation

@@ -229,7 +229,7 @@ class LayerDocument:
 
 @record
 class StepDocument:
-    """A predicted step."""
+    """A predicted step. `kernels`: of other software than fourfold, by the run file's words."""
 
     cluster: str
     device: str
@@ -269,6 +269,7 @@ class StepDocument:
     fits: bool
     fit: FitDocument
     verdict: list[str]
+    kernels: dict[str, str] = ABSENT
     advice: AdviceDocument | None = ABSENT
     host_memory_bytes: int = ABSENT
     host_bound: dict[str, float] = ABSENT
@@ -298,6 +299,7 @@ def step_record(
         "cluster": prices.cluster.key,
         "device": prices.cluster.device.key,
         "software": prices.software.name,
+        "kernels": dict(prices.software.kernels) or ABSENT,
         "gemm_dtype": prices.matmul_format,
         "layout": layout_record(layout),
         "simulated_microbatches": layout.num_microbatches,

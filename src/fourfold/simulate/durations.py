@@ -3,7 +3,7 @@
 from fourfold.cost.phase import PhaseCost, phase_cost, unchunked
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Work
-from fourfold.program.instruction import Instruction
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.launches import work_launches
 from fourfold.program.pattern import Pattern
 
@@ -65,4 +65,6 @@ class Durations:
         """Seconds of an instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""
         if step.work.flops:  # the optimizer's matmuls
             return self.work(step.work).seconds
+        if step.op is Op.UPDATE:
+            return self.prices.update(step.work.elementwise_bytes)
         return self.prices.memory(step.work.elementwise_bytes) if step.work.elementwise_bytes else 0.0

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import get_args
 
 from fourfold.config import RunConfig, UserError, did_you_mean
-from fourfold.config.schema import Attention, ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
+from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
+from fourfold.config.schema import ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
 from fourfold.cost.calibration import calibrated_prices, constants_of
 from fourfold.cost.fitted import Fitted, fitted, framework_of, is_software_file, read_software
+from fourfold.cost.kernel_choice import check_kernels, running
 from fourfold.cost.prices import Prices, share_left
 from fourfold.cost.software import OWN_SOFTWARE, SoftwareProfile
 from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
@@ -24,25 +26,22 @@ class SoftwareOverrides:
 
     `gemm_dtype`: the format of its matmuls but the head's. `context_bytes`: what a process holds on its device before
     anything is allocated (the driver's context, the buffers of communication). `fragmentation`: what its allocator reserves beyond
-    what is live, as a share. `attention`: whether its scores are written, and written again in the backward."""
+    what is live, as a share. `kernels`: words for those that it runs."""
 
     gemm_dtype: GemmDtype | None = None
     context_bytes: int | None = None
     fragmentation: float | None = None
-    attention: Attention | None = None
+    kernels: KernelChoice = NO_CHOICE
 
     def of_run(self, section: ClusterSection, software: str | None) -> "SoftwareOverrides":
-        """Overrides completed by the run file's where nothing is stated here; its attention where `software` is the run file's."""
-        attention = section.attention if software == section.software else None
-        return replace(self, gemm_dtype=self.gemm_dtype or section.gemm_dtype, attention=self.attention or attention)
+        """Overrides completed by the run file's where nothing is stated here; its kernels where `software` is the run file's."""
+        kernels = self.kernels.completed(section) if software == section.software else self.kernels
+        return replace(self, gemm_dtype=self.gemm_dtype or section.gemm_dtype, kernels=kernels)
 
     def applied_to(self, software: SoftwareProfile) -> SoftwareProfile:
         """A copy of a software profile with what is stated here."""
         if self.gemm_dtype is not None:
             software = replace(software, gemm_dtype=PEAK_FORMATS[self.gemm_dtype], fine_scales=self.gemm_dtype != "fp8")
-        if self.attention is not None:
-            flash, again = self.attention == "flash", self.attention == "recomputed"
-            software = replace(software, fused_attention=flash, attention_recomputed=again)
         if self.context_bytes is not None:
             software = replace(software, context_bytes=self.context_bytes, communicator_bytes=0)
         return replace(
@@ -109,9 +108,13 @@ def profile_prices(
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
     if software.is_own and config.run.cuda_graphs:
         software = replaying(software)
-    if software.is_own and overrides.attention not in (None, "flash"):
+    if not software.is_own:
+        check_kernels(overrides.kernels, cluster.device.key)
+        software = running(software, overrides.kernels, cluster.device.key)
+    elif stated := {key: word for key, word in overrides.kernels.stated.items() if word != "flash"}:
+        key, word = next(iter(stated.items()))
         raise UserError(
-            f"cluster.attention={overrides.attention}: fourfold writes no matrix of scores; allowed with its own software: flash; "
+            f"cluster.{key}={word}: fourfold's own program says what runs; allowed with its own software: attention=flash; "
             "what works: leave it out, or name the software that ran: cluster.software=megatron"
         )
     measured = calibrated_prices(cluster, spec.layout, compute, profile) if software.is_own else None

@@ -16,6 +16,7 @@ from fourfold.config.errors import lower_first, unknown_key
 from fourfold.config.run_file import RUN_PRESET, load_table, require_trust
 from fourfold.config.schema import ClusterSection, DataSection
 from fourfold.config.section import Section
+from fourfold.cost.kernel_choice import check_kernels
 from fourfold.hardware import THIS, Cluster, is_path, load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
@@ -96,10 +97,8 @@ def preset_case(name: str, run: RunConfig) -> Case:
 
 
 def _software_of(stated: ClusterSection) -> Software:
-    attention = "unfused" if stated.attention == "recomputed" else stated.attention
-    again = stated.attention == "recomputed" or None
     name = stated.software or Software().name
-    return Software(name=name, gemm_dtype=stated.gemm_dtype, attention=attention, attention_recomputed=again)
+    return Software.model_validate({"name": name, "gemm_dtype": stated.gemm_dtype, **stated.stated})
 
 
 def _positive(value: Any) -> float | None:
@@ -139,7 +138,7 @@ def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabul
         raise UserError(_prefixed(str(error), where)) from None
     stated = table.get("software", {})
     software = _section({"name": stated} if isinstance(stated, str) else stated, Software, f"{where}: software")
-    _check_software(software, where)
+    _check_software(software, cluster, where)
     share = _number(table, "attention_share", 1.0, 0.5, where)
     memory = _number(table, "device_memory_bytes", 1e15, 80e9, where)
     if memory is not None:
@@ -176,13 +175,18 @@ def _cluster(stated: Any, path: Path) -> Cluster:
     return replace(cluster, key=cluster.name)
 
 
-def _check_software(software: Software, where: str) -> None:
+def _check_software(software: Software, cluster: Cluster, where: str) -> None:
     if not software.is_known:
         hint = did_you_mean(software.name, software_names())
         raise UserError(
             f"{where}: software.name = {software.name!r}: nothing is known of it; {hint}allowed: fourfold, unknown, "
             f"{', '.join(software_names())}"
         )
+    if not software.is_own:
+        try:
+            check_kernels(software, cluster.device.key)
+        except UserError as error:
+            raise UserError(f"{where}: software.{error}") from None
     if software.is_own:
         general = ("name", "gemm_dtype", "context_bytes", "fragmentation")
         own = [key for key in software.model_fields_set if key not in general and getattr(software, key) is not None]

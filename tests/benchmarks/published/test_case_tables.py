@@ -9,6 +9,7 @@ from as_case import as_case
 from case import PublishedCase
 from case_tables import case_file_text, case_table
 from fourfold.config import UserError
+from fourfold.config.kernel_choice import KernelChoice
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import load_device
 from fourfold.validate import Case, checked_prediction, predict_case, read_cases
@@ -77,7 +78,12 @@ def test_no_setting_is_hidden_in_notes() -> None:
     """Cases of rows whose notes alone differ differ in a key."""
     case = CASES["sweep:0"]
     plain = case_table(case)
-    for change in ({"eager": True}, {"graphed": True}, {"chunked_loss": True}, {"offloaded": "optimizer"}):
+    for change in (
+        {"eager": True},
+        {"graphed": True},
+        {"kernels": KernelChoice(loss="chunked")},
+        {"offloaded": "optimizer"},
+    ):
         table = case_table(replace(case, **change))  # type: ignore[arg-type]
         assert table["software"] != plain["software"], change
     assert case_table(replace(case, attention_share=0.5))["attention_share"] == 0.5

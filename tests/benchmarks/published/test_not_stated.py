@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from case import PublishedCase, Skip
+from fourfold.config.kernel_choice import KernelChoice
 from fourfold.cost.fitted import fitted
 from fourfold.model.counts import num_parameters
 from normalise import normalise
@@ -171,11 +172,13 @@ def test_where_scores_are_written_megatron_makes_them_again_before_anything_else
     row = replace(ROWS["vendor:0"], recompute=None)
     case = normalise(row)
     assert isinstance(case, PublishedCase)
-    assert (case.attention, case.layout.recompute, case.even_stages) == ("flash", "none", True)
+    assert (case.kernels.attention, case.layout.recompute, case.even_stages) == ("flash", "none", True)
 
     def settled(attention: str, room: float) -> tuple[tuple[str, ...], float]:
         hardware = replace(case.hardware, memory_bytes=int(room))
-        smaller, found = settle(replace(case, attention=attention, hardware=hardware), fitted())
+        smaller, found = settle(
+            replace(case, kernels=KernelChoice.model_validate({"attention": attention}), hardware=hardware), fitted()
+        )
         return smaller.layout.recompute_modules, found.memory_bytes or 0.0
 
     (no_full, full), (no_flash, held) = settled("unfused", 1e15), settled("flash", 1e15)

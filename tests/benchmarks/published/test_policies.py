@@ -16,13 +16,13 @@ def test_words_of_attention_formats_and_dispatch() -> None:
     row = replace(ROWS["torchtitan:6"], precision="float8 tensorwise, rest bf16")
     assert normalise(row).precision.low == "fp8"  # type: ignore[union-attr]
     old = replace(row, source="a training README of 2022", notes="plain attention")
-    assert normalise(old).attention == "unfused"  # type: ignore[union-attr]
-    assert normalise(replace(old, notes="FlashAttention 1")).attention == "flash"  # type: ignore[union-attr]
-    assert normalise(replace(old, notes="without flash-attention")).attention == "unfused"  # type: ignore[union-attr]
+    assert normalise(old).kernels.attention == "unfused"  # type: ignore[union-attr]
+    assert normalise(replace(old, notes="FlashAttention 1")).kernels.attention == "flash-1"  # type: ignore[union-attr]
+    assert normalise(replace(old, notes="without flash-attention")).kernels.attention == "unfused"  # type: ignore[union-attr]
     new = replace(row, notes="unfused attention (score matrix in memory)")
-    assert normalise(new).attention == "unfused"  # type: ignore[union-attr]
-    assert normalise(replace(new, notes="math attention, eager")).attention == "math"  # type: ignore[union-attr]
-    assert normalise(replace(new, notes="attention by FlexAttention")).attention == "flash"  # type: ignore[union-attr]
+    assert normalise(new).kernels.attention == "unfused"  # type: ignore[union-attr]
+    assert normalise(replace(new, notes="math attention, eager")).kernels.attention == "math"  # type: ignore[union-attr]
+    assert normalise(replace(new, notes="attention by FlexAttention")).kernels.attention == "flash"  # type: ignore[union-attr]
     assert normalise(old).dispatcher is None  # type: ignore[union-attr]
     for notes, dispatcher in (
         ("all-to-all by DeepEP", "deepep"),
@@ -88,7 +88,7 @@ def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
 def test_what_a_note_leaves_out_is_not_what_it_denies(notes: str, eager: bool, unfused: bool) -> None:
     case = normalise(replace(ROWS["vendor:10"], source="torchtitan, 2025", notes=notes))
     assert isinstance(case, PublishedCase)
-    assert (case.eager, case.attention == "unfused") == (eager, unfused)
+    assert (case.eager, case.kernels.attention == "unfused") == (eager, unfused)
 
 
 @pytest.mark.parametrize(
@@ -167,26 +167,31 @@ def test_a_loss_in_chunks_holds_few_logits() -> None:
 @pytest.mark.parametrize(
     ("source", "notes", "device", "kernel"),
     [
-        ("torchtitan 2025", "SDPA with the cuDNN kernel", "H100-80GB-SXM", "flash 3"),
-        ("torchtitan 2025", "FA3", "H200-141GB-SXM", "flash 3"),
-        ("torchtitan 2025", "FlashAttention-2", "B200", "flash 2"),
-        ("torchtitan 2025", "SDPA without the cuDNN kernel", "H100-80GB-SXM", None),
-        ("torchtitan 2025", "flash attention", "H100-80GB-SXM", None),
-        ("Megatron-LM 2025", "cuDNN attention", "H100-80GB-SXM", None),
-        ("NeMo 2025", "flash-attn 2", "H100-80GB-SXM", "flash 2"),
+        ("torchtitan 2025", "SDPA with the cuDNN kernel", "H100-80GB-SXM", "cudnn"),
+        ("torchtitan 2025", "FA3", "H200-141GB-SXM", "flash-3"),
+        ("torchtitan 2025", "FlashAttention-2", "B200", "flash-2"),
+        ("torchtitan 2025", "SDPA without the cuDNN kernel", "H100-80GB-SXM", "flash"),
+        ("torchtitan 2025", "flash attention", "H100-80GB-SXM", "flash"),
+        ("Megatron-LM 2025", "cuDNN attention", "H100-80GB-SXM", "flash"),
+        ("NeMo 2025", "flash-attn 2", "H100-80GB-SXM", "flash-2"),
+        ("DeepSpeed 2023", "FlashAttention 1", "A100-80GB-SXM", "flash-1"),
+        ("DeepSpeed 2023", "FlashAttention (v1 or v2 not said)", "A100-80GB-SXM", "flash"),
     ],
 )
-def test_generations_of_attention_kernels(source: str, notes: str, device: str, kernel: str | None) -> None:
+def test_generations_of_attention_kernels(source: str, notes: str, device: str, kernel: str) -> None:
     row = ROWS["torchtitan:6"]
     row = replace(row, source=source, hardware=replace(row.hardware, device=device, memory_gb=None))
     case, plain = normalise(replace(row, notes=notes)), normalise(replace(row, notes=""))
     assert isinstance(case, PublishedCase)
     assert isinstance(plain, PublishedCase)
-    assert case.attention_kernel == kernel
+    assert case.kernels.attention == kernel
     seconds = [predict_case(each).step_seconds for each in (case, plain)]
     assert seconds[0] is not None
     assert seconds[1] is not None
-    assert (seconds[0] < seconds[1], seconds[0] > seconds[1]) == (kernel == "flash 3", kernel == "flash 2")
+    assert (seconds[0] < seconds[1], seconds[0] > seconds[1]) == (
+        kernel in ("flash-3", "cudnn"),
+        kernel in ("flash-1", "flash-2"),
+    )
 
 
 def test_attention_with_sinks_is_written_where_no_kernel_was_fused() -> None:
@@ -197,7 +202,7 @@ def test_attention_with_sinks_is_written_where_no_kernel_was_fused() -> None:
         ('Megatron-Bridge performance summary, "26.06 NeMo"', "flash"),
         ("torchtitan 2025", "flash"),
     ):
-        assert normalise(replace(row, source=source, notes="")).attention == attention  # type: ignore[union-attr]
+        assert normalise(replace(row, source=source, notes="")).kernels.attention == attention  # type: ignore[union-attr]
 
 
 def test_torchtitan_makes_experts_again_where_recomputation_is_selective() -> None:

@@ -120,7 +120,7 @@ def test_losses_in_chunks_and_weights_in_16_bits() -> None:
     chunked, unchunked = read(notes="fused linear cross entropy (Liger)"), read(notes="no Liger kernels")
     assert isinstance(chunked, PublishedCase)
     assert isinstance(unchunked, PublishedCase)
-    assert (chunked.chunked_loss, unchunked.chunked_loss) == (True, False)
+    assert (chunked.kernels.loss, unchunked.kernels.loss) == ("chunked", None)
     for precision, notes, master in (
         ("bf16 weights and compute", "", "bf16"),
         ("bf16", "bf16-true weights", "bf16"),

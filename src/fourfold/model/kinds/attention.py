@@ -129,7 +129,7 @@ class GroupedAttention(Mixer):
         if self.qk_norm is not None and self.qk_norm.weights:
             self.qk_norm.forward_(run, turned, heads, _norms(w), self._widths)
         if self.rope is not None:
-            with ops.fused():
+            with ops.fused("rotary"):
                 rotate_(ops, turned[..., : self.rope.width], *batch.rope[self.rope], self.rope.interleave)
         if self.qk_norm is not None and not self.qk_norm.weights:
             self.qk_norm.plain_forward_(run, turned)
@@ -151,7 +151,7 @@ class GroupedAttention(Mixer):
             self._scale_gradient(run, grads)
         if self.qk_norm is not None and not self.qk_norm.weights:
             grads[:2] = self.qk_norm.plain_backward(run, *grads[:2])
-        with run.ops.fused():
+        with run.ops.fused("rotary" if self.rope is not None else ""):
             grad_qkv = self._joined_gradients(run, grads)
         turned = grad_qkv[..., : heads + kv_heads, :]
         if self.qk_norm is not None and self.qk_norm.weights:

@@ -175,14 +175,14 @@ class MLA(Mixer):
         del inputs, latents, grad_query, grad_key_value
         grad_compressed, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
         del summed
-        with ops.fused():
+        with ops.fused("norm"):
             grad_compressed = rms_norm_backward(ops, grad_compressed, *_taken(run, "latent"), w.key_value_norm)
             grad_down = ops.concatenate((grad_compressed, grad_rope_key), dim=1)
             del grad_compressed, grad_rope_key
         grad = replicated_backward(env, grad_down, w.key_value_down, x)
         del grad_down
         if query_norm is not None and w.query_down is not None:
-            with ops.fused():
+            with ops.fused("norm"):
                 grad_input = rms_norm_backward(ops, grad_input, *_taken(run, "query"), query_norm)
             grad_input = replicated_backward(env, grad_input, w.query_down, x)
         del x
@@ -201,7 +201,7 @@ class MLA(Mixer):
 
     def _norm_compressed(self, run: Pass, compressed: Array, norm: Weight, name: str) -> Array:
         """The norm of a latent [t, rank], kept with the latent itself and its 1/rms."""
-        with run.ops.fused():
+        with run.ops.fused("norm"):
             normed, scale = rms_norm(run.ops, compressed, norm.data, COMPRESSED_NORM_EPS)
         run.saved.keep(**{name: compressed, f"scale_{name}": scale, f"normed_{name}": normed})
         return normed
@@ -211,7 +211,7 @@ class MLA(Mixer):
         saved, ops = run.saved, run.ops
         normed = saved.take_if_kept(f"normed_{name}")
         if normed is None:
-            with ops.fused():
+            with ops.fused("norm"):
                 normed = apply_rms(ops, saved.see(name), saved.see(f"scale_{name}"), norm.data, COMPRESSED_NORM_EPS)
         return normed
 

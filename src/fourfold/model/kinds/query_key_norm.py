@@ -40,21 +40,21 @@ class QueryKeyNorm:
         keys of a token."""
         ops = run.ops
         if self.of == "head":
-            with ops.fused():
+            with ops.fused("norm"):
                 unnormed = x.clone()
                 output, scale = rms_norm(ops, unnormed, self._gains(run, x, heads, weights), self.norm.eps)
                 x.copy_(output)
                 del output
             run.saved.keep(unnormed=unnormed, head_scale=scale)
             return
-        with ops.fused():
+        with ops.fused("norm"):
             unnormed = x.clone()
         parts = [part.flatten(2) for part in _split(unnormed, heads)]
-        with ops.fused():
+        with ops.fused("norm"):
             sums = [ops.vector_norm(ops.upcast(part)).square_() for part in parts]
         scales = _summed(run, sums)
         for part, into, weight, scale, width in zip(parts, _split(x, heads), weights, scales, widths, strict=True):
-            with ops.fused():
+            with ops.fused("norm"):
                 scale.div_(width).add_(self.norm.eps).rsqrt_()
                 normed = (ops.upcast(part) * scale).to(x.dtype).mul_(self.norm.gain(weight))
                 into.copy_(normed.view(into.shape))
@@ -65,21 +65,21 @@ class QueryKeyNorm:
         """In place on the gradient of what was normed; adds the weights' gradients."""
         ops = run.ops
         if self.of == "head":
-            with ops.fused():
+            with ops.fused("norm"):
                 self._heads_backward_(run, grad, heads, weights)
             return
         x, scale = run.saved.take("unnormed"), run.saved.take("head_scale")
         flat = [part.flatten(2) for part in _split(x, heads)]
         sums = []
         for into, part, s, weight, width in zip(_split(grad, heads), flat, scale, weights, widths, strict=True):
-            with ops.fused():
+            with ops.fused("norm"):
                 projected = (ops.upcast(into.flatten(2)) * ops.upcast(part)).mul_(s)
                 weight.add(projected.flatten(0, 1).sum(0))
                 sums.append((projected * ops.upcast(self.norm.gain(weight))).sum(-1, keepdim=True).div_(width))
                 del projected
         means = _summed(run, sums)
         for into, part, s, weight, mean in zip(_split(grad, heads), flat, scale, weights, means, strict=True):
-            with ops.fused():
+            with ops.fused("norm"):
                 g = ops.upcast(into.flatten(2)) * ops.upcast(self.norm.gain(weight))
                 g.addcmul_(ops.upcast(part), mean.mul_(s), value=-1).mul_(s)
                 into.copy_(g.to(grad.dtype).view(into.shape))
@@ -88,7 +88,7 @@ class QueryKeyNorm:
     def plain_forward_(self, run: Pass, x: Array) -> None:
         """Norms every head of x in place, without weights, and keeps it as it was."""
         ops = run.ops
-        with ops.fused():
+        with ops.fused("norm"):
             unnormed = x.clone()
             source = ops.upcast(unnormed)
             scale = ops.vector_norm(source).square_().div_(x.shape[-1]).add_(self.norm.eps).rsqrt_()
@@ -102,7 +102,7 @@ class QueryKeyNorm:
         x, scale = run.saved.take("unnormed"), run.saved.take("head_scale")
         heads, found = grads[0].shape[-2], []
         for grad, part, s in zip(grads, _split(x, heads), _split(scale, heads), strict=True):
-            with ops.fused():
+            with ops.fused("norm"):
                 g, source = ops.upcast(grad), ops.upcast(part)
                 mean = (g * source).sum(-1, keepdim=True).div_(x.shape[-1]).mul_(s).mul_(s)
                 found.append((source * mean).neg_().add_(g).mul_(s).to(grad.dtype))

@@ -1027,6 +1027,7 @@ export interface SimulationDocument {
   fits: boolean;
   fit: FitDocument;
   verdict: string[];
+  kernels?: Record<string, string>;
   advice?: AdviceDocument | null;
   host_memory_bytes?: number;
   host_bound?: Record<string, number>;
@@ -1080,7 +1081,7 @@ export interface StageDocument {
   fits: boolean;
 }
 
-/** A predicted step. */
+/** A predicted step. `kernels`: of other software than fourfold, by the run file's words. */
 export interface StepDocument {
   cluster: string;
   device: string;
@@ -1120,6 +1121,7 @@ export interface StepDocument {
   fits: boolean;
   fit: FitDocument;
   verdict: string[];
+  kernels?: Record<string, string>;
   advice?: AdviceDocument | null;
   host_memory_bytes?: number;
   host_bound?: Record<string, number>;

@@ -1,0 +1,74 @@
+"""Words for the kernels that a step of some software runs: what a run file, a case and an option of a command may say of them."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from fourfold.config.errors import UserError, did_you_mean
+from fourfold.config.section import Section
+
+AttentionChoice = Literal["flash", "flash-1", "flash-2", "flash-3", "cudnn", "unfused", "recomputed", "math"]
+FusedChoice = Literal["fused", "unfused"]
+LossChoice = Literal["fused", "unfused", "chunked"]
+OptimizerChoice = Literal["fused", "foreach", "for-loop"]
+
+
+class KernelChoice(Section):
+    """Kernels that predictions take of other software than fourfold, whose own program says what runs."""
+
+    attention: AttentionChoice | None = None
+    """Attention: `flash-1`, `flash-2`, `flash-3` or `cudnn`, a fused kernel; `flash`: that of the software; `unfused`: the matrix
+    of scores is written and saved, as before 2022; `recomputed`: it is written, and again in the backward; `math`: it is written
+    in fp32, by torch's own operators. Left out: as the software and its year usually have it."""
+    norms: FusedChoice | None = None
+    """Norms, each pass over a token's numbers: one kernel, or one operator after the other. Left out: as the software usually has
+    it."""
+    softmax: FusedChoice | None = None
+    """Scale, mask and softmax of a matrix of scores that is written: one kernel, or one operator after the other. Left out: as the
+    software usually has it."""
+    loss: LossChoice | None = None
+    """Cross-entropy: `fused`, its gradient stands where the logits stood; `unfused`, operator by operator on a copy in fp32;
+    `chunked`, the logits of a few tokens at a time. Left out: as the software usually has it."""
+    rotary: FusedChoice | None = None
+    """Rotary embedding: one kernel, or one operator after the other. Left out: as the software usually has it."""
+    optimizer: OptimizerChoice | None = None
+    """Update of the parameters: `fused`, one kernel; `foreach`, each operator over all tensors at once; `for-loop`, each operator
+    of each tensor. Left out: as the software usually has it."""
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """The words that are stated, by their key."""
+        return {key: word for key in KernelChoice.model_fields if (word := getattr(self, key)) is not None}
+
+    def completed(self, other: "KernelChoice") -> "KernelChoice":
+        """A copy with those of `other` where nothing is stated here."""
+        return KernelChoice.model_validate({**other.stated, **self.stated})
+
+
+NO_CHOICE = KernelChoice()
+CHOICES: dict[str, tuple[str, ...]] = {
+    "attention": get_args(AttentionChoice),
+    "norms": get_args(FusedChoice),
+    "softmax": get_args(FusedChoice),
+    "loss": get_args(LossChoice),
+    "rotary": get_args(FusedChoice),
+    "optimizer": get_args(OptimizerChoice),
+}
+"""The words of each key."""
+
+
+def parse_choice(texts: Sequence[str]) -> KernelChoice:
+    """The words of options: `norms=unfused,optimizer=foreach`. Raises `UserError`."""
+    found = dict[str, str]()
+    for text in (part for each in ([texts] if isinstance(texts, str) else texts) for part in each.split(",")):
+        key, _, word = (side.strip() for side in text.partition("="))
+        if key not in CHOICES:
+            hint = did_you_mean(key, list(CHOICES))
+            raise UserError(
+                f"--kernels {text[:100]}: no such key; {hint}allowed: {', '.join(CHOICES)}; a value that works: attention=flash-2"
+            )
+        if word not in CHOICES[key]:
+            raise UserError(
+                f"--kernels {text[:100]}: allowed: {', '.join(CHOICES[key])}; a value that works: {key}={CHOICES[key][-1]}"
+            )
+        found[key] = word
+    return KernelChoice.model_validate(found)
