@@ -95,6 +95,7 @@ class Fitted:
             low_bytes=kernels.low_bytes * software.conversions,
             fused=software.fused,
             expert_launches=software.expert_launches,
+            expert_speed=software.expert_speed,
             gradient_bytes=software.gradient_bytes,
             merged_passes=software.merged_passes,
             fused_attention=software.fused_attention,
