@@ -95,6 +95,10 @@ class Model:
             matrix[row, column] += slope
         return cls(cases, errors, matrix, list(nodes), _limits(nodes, before))
 
+    def holding(self, is_free: Callable[[Node], bool]) -> "Model":
+        """A model in which no other constants depart."""
+        return replace(self, matrix=self.matrix * np.array([is_free(node) for node in self.nodes]))
+
     def departures(self, left_out: Files = NO_FILES) -> dict[Node, float]:
         """The departures that are best without the rows of those files, each held to none: the soft L1 of the errors, by
         reweighting."""

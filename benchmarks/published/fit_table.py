@@ -68,10 +68,12 @@ SOFTWARE = {
     "host_launch_seconds": 0.12,
     "host_route_seconds": 0.25,
     "host_crowded_seconds": 0.15,
+    "host_gather_seconds": 0.3,
     "network_hops": 0.15,
     "conversions": 0.3,
     "low_speed": 0.05,
     "gradient_bytes": 0.15,
+    "expert_speed": 0.2,
 }
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
@@ -96,6 +98,7 @@ LIMITS = {
     "fine_share": (0.7, 1.0),
     "conversions": (0.3, 8.0),
     "low_speed": (0.6, 1.3),
+    "expert_speed": (0.3, 1.5),
 }
 NAMES = (
     [("link", name) for name in LINK]
@@ -140,16 +143,18 @@ class Node:
 
 
 def nodes_of(part: str, case: PublishedCase, name: str) -> tuple[Node, ...]:
-    """The departures that a case's constant is made of: software that nobody knows has none."""
+    """The departures that a case's constant is made of: software that nobody knows has none. A trainer that gives its family the
+    name (torchtitan of 2025) is the family, and has none beside it."""
     if part == "link":
         return (Node("link", "", name),)
     if part == "device":
         return Node("family", family_of(case.device), name), Node("device", case.device, name)
     if framework_of(case.software) == UNKNOWN:
         return ()
-    framework, trainer = framework_of(case.software), Node("trainer", case.trainer, name)
+    framework = framework_of(case.software)
+    trainer = () if framework_of(case.trainer) == framework else (Node("trainer", case.trainer, name),)
     year = () if case.software == framework else (Node("software", case.software, name),)
-    return Node("framework", framework, name), *year, trainer
+    return Node("framework", framework, name), *year, *trainer
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,37 @@ def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() ->
     assert phase_cost(Work((there, Join("rows"), replace(experts, groups=1))), slow).seconds >= 1.0, "one expert a rank"
 
 
+def test_hooks_of_zero_3_cost_the_host_for_each_module_in_every_pass_over_it() -> None:
+    hooked = replace(SOFTWARE, host_gather_seconds=1.0)
+    sharded, full = _spec(dp_shard=64, zero=3), _spec(dp_shard=64, zero=2)
+    view = rank_view(sharded)
+    block = view.footprint(view.stages.segments["b1"])
+    for work, modules in ((block.forward, 4), (block.backward, 4)):
+        without, by_hooks = (phase_cost(work, prices_of(sharded, software)) for software in (SOFTWARE, hooked))
+        assert by_hooks.issue - without.issue == pytest.approx(modules), (
+            "queries with keys and values, output, both of the feed-forward"
+        )
+        assert by_hooks.seconds >= modules > 1 > phase_cost(work, prices_of(full, hooked)).seconds
+        graph = prices_of(sharded, replace(hooked.without_host, contention=0.0))
+        assert phase_cost(work, graph).issue == 0.0
+
+
+def test_experts_of_half_the_speed_take_twice_as_long_and_nothing_else_does() -> None:
+    experts, dense = Gemm(4096, 1024, 2048, groups=8), Gemm(4096, 1024, 2048)
+    kernels = Kernels(launch_seconds=0.0)
+    usual, slow = (
+        Prices(H100, TP8.layout, replace(kernels, expert_speed=speed), SOFTWARE).kernel for speed in (1.0, 0.5)
+    )
+    assert slow(experts) == pytest.approx(2 * usual(experts))
+    assert slow(dense) == usual(dense)
+    for part, factor in (("sorted", 2), ("sent", 2), ("experts", 2), ("", 1)):
+        item = Elementwise(10**8, 10**8, part=part)  # type: ignore[arg-type]
+        assert slow(item) == pytest.approx(factor * usual(item)), part
+    fast = Prices(H100, TP8.layout, replace(kernels, expert_speed=9.0), SOFTWARE).kernel(experts)
+    ungrouped = Prices(H100, TP8.layout, replace(kernels, grouped_share=1.0), SOFTWARE).kernel(experts)
+    assert fast == ungrouped, "grouped ones are no faster than others"
+
+
 def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:
     experts = Gemm(4096, 1024, 2048, groups=8)
     grouped, single = (

@@ -96,6 +96,7 @@ class Fitted:
             fused=software.fused,
             fused_parts=software.fused_parts,
             expert_launches=software.expert_launches,
+            expert_speed=software.expert_speed,
             gradient_bytes=software.gradient_bytes,
             merged_passes=software.merged_passes,
             fused_attention=software.fused_attention,

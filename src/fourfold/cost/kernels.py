@@ -24,8 +24,8 @@ TILE = 128
 class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
-    `launch_seconds`: what the device loses between two kernels. `fused`, `fused_parts`, `expert_launches`, `gradient_bytes`,
-    `merged_passes` and what is said of attention: as in `SoftwareProfile`.
+    `launch_seconds`: what the device loses between two kernels. `fused`, `fused_parts`, `expert_launches`, `expert_speed`,
+    `gradient_bytes`, `merged_passes` and what is said of attention: as in `SoftwareProfile`.
     """
 
     gemm_share: float = 0.8
@@ -50,6 +50,7 @@ class Kernels:
     launch_seconds: float = 2e-6
     fused: float = 0.0
     expert_launches: float = 0.0
+    expert_speed: float = 1.0
     gradient_bytes: float = 0.0
     merged_passes: frozenset[ElementwisePart] = frozenset()
     fused_attention: bool = True
@@ -69,7 +70,7 @@ def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, eleme
     groups = gemm.groups
     rows, inner = expert_sizes(gemm)
     tiles = gemm.batch * groups * -(-rows // TILE) * -(-gemm.columns // TILE)
-    share = kernels.gemm_share * (kernels.grouped_share if groups > 1 else 1.0)
+    share = kernels.gemm_share * (min(1.0, kernels.grouped_share * kernels.expert_speed) if groups > 1 else 1.0)
     share *= tiles / (tiles + kernels.gemm_half_tiles * (device.units or 1))
     share *= inner / (inner + kernels.gemm_half_inner)
     share *= min(1.0, rows / kernels.gemm_full_rows)
@@ -149,9 +150,13 @@ def _written_attention_seconds(
     return times * flops / (device.peak(dtype) * share) + moved
 
 
+ROUTED_PARTS: tuple[ElementwisePart, ...] = ("sent", "sorted", "experts")
+
+
 def pass_seconds(item: Elementwise, device: Device, kernels: Kernels) -> float:
     """Bytes over bandwidth, between those of single operators and those of one fused kernel."""
-    return memory_seconds(pass_bytes(item, kernels), device, kernels)
+    seconds = memory_seconds(pass_bytes(item, kernels), device, kernels)
+    return seconds / kernels.expert_speed if item.part in ROUTED_PARTS else seconds
 
 
 def pass_bytes(item: Elementwise, kernels: Kernels) -> float:

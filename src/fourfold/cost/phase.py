@@ -80,8 +80,15 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     host += started * software.host_launch_seconds
     if software.host_route_seconds and is_routed(phase):
         host += software.host_route_seconds
+    if software.host_gather_seconds and prices.layout.zero == 3:
+        host += software.host_gather_seconds * num_modules(phase)
     least = 0.0 if software.host_instruction_seconds else host
     return PhaseCost(max(now, least), busy, communication, exposed, max(0.0, least - now), network, host)
+
+
+def num_modules(phase: Work) -> int:
+    """Number of modules with weights that a pass goes through: one for each matmul; weight gradients belong to one of those."""
+    return sum(isinstance(item, Gemm) and not item.accumulates for item in phase.items)
 
 
 def is_routed(phase: Work) -> bool:

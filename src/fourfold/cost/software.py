@@ -52,6 +52,8 @@ class SoftwareProfile:
     """Seconds that a segment's collective adds for each rank of its group while stages send to one another between nodes."""
     host_route_seconds: float = 0.0
     """Seconds that a pass over routed experts adds: the choice of experts, permutations, the wait for how many tokens each has."""
+    host_gather_seconds: float = 0.0
+    """Seconds that a module adds whose weights ZeRO-3 gathers and frees by hooks of its own (DeepSpeed), in each pass over it."""
     step_seconds: float = 0.0
     """Host and data time of a step, in seconds."""
 
@@ -74,6 +76,8 @@ class SoftwareProfile:
     """Speed of its GEMMs, attention and links, beside the device's and the links'."""
     low_speed: float = 1.0
     """Speed of its low-precision GEMMs, beside its others."""
+    expert_speed: float = 1.0
+    """Speed of its experts: of their grouped GEMMs, and of the kernels that sort tokens by expert and bring them back."""
     network_hops: float = 1.0
     """Cost of a hop between nodes, beside the links'."""
     gemm_dtype: str | None = None
@@ -163,6 +167,7 @@ class SoftwareProfile:
             host_collective_seconds=0.0,
             host_crowded_seconds=0.0,
             host_route_seconds=0.0,
+            host_gather_seconds=0.0,
         )
 
     @property

@@ -210,6 +210,18 @@ def test_a_family_follows_many_trainers_and_not_one() -> None:
     assert shared(1) < 0.5 * np.log(1.04)
 
 
+def test_a_trainer_that_gives_its_family_the_name_is_the_family() -> None:
+    rows = [(replace(case(f"file{i}", "torchtitan, 2024"), software="torchtitan"), 1.04) for i in range(80)]
+    own, fork = (
+        [(replace(each, trainer=name), factor) for each, factor in rows] for name in ("torchtitan-2025", "halo")
+    )
+    found, shared = (Model.of([timed(each)], PRIOR).departures() for each in (own, fork))
+    node = Node("framework", "torchtitan", "gemm_speed")
+    assert found[node] == pytest.approx(np.log(1.04), rel=0.15)
+    assert shared[node] < 0.5 * found[node]
+    assert not any(each.level == "trainer" for each in found)
+
+
 def test_rows_that_were_looked_at_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows = timed([(case(f"file{i}", "torchtitan, 2024"), 1.0 + i / 10) for i in range(3)])
     rows.save(tmp_path / "rows.npz")

@@ -18,6 +18,7 @@ from software import trainer_of
         ("Megatron Bridge 26.06", "nemo"),
         ("prime-rl, 2026", "torchtitan-2026"),
         ("torchtitan, 2025", "torchtitan"),
+        ("NeMo AutoModel, 2026", "automodel"),
         ("an own trainer, FSDP2", "pytorch"),
         ("llm-foundry, 2023", "pytorch"),
         ("XTuner, 2024", "deepspeed"),
