@@ -99,7 +99,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = [run for run in pool.map(published_run, cases, chunksize=8) if run is not None]
     TABLE.write_text(table_text(runs), encoding="utf-8")
-    opened = write_setups(cases, [run.id for run in runs])
+    opened = write_setups(cases, runs)
     print(
         f"{len(runs)} runs of {len({case.file for case in cases})} sources in {TABLE}, {opened} of them as set-ups in {SETUPS}"
     )

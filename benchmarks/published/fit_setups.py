@@ -17,14 +17,14 @@ from as_case import as_case
 from case import PublishedCase
 from fourfold.api.simulation import simulate
 from fourfold.config import ModelConfig, UserError, parse_run, preset_names
-from fourfold.evidence import published_runs
+from fourfold.evidence import PublishedRun, published_runs
 from fourfold.explore.catalog import flat_overrides
 from fourfold.explore.setup import read_setup
 from fourfold.explore.tasks.task import body_of
 from fourfold.hardware import cluster_names, load_cluster
 from fourfold.hardware.files import named_with
 from fourfold.huggingface import resolve_model
-from fourfold.validate import Software
+from fourfold.validate import Pair, Software, null_times
 from row_command import cases_of, row_parser, rows_or_exit
 
 TABLE = Path(__file__).parents[2] / "src" / "fourfold" / "explore" / "accuracy" / "setups.json"
@@ -160,10 +160,28 @@ def table_text(setups: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{{\n{lines}\n}}\n"
 
 
-def write_setups(cases: Iterable[PublishedCase], ids: Sequence[str]) -> int:
+def with_null(setups: Mapping[str, Mapping[str, Any]], runs: Sequence[PublishedRun]) -> dict[str, dict[str, Any]]:
+    """Set-ups with `null_step_seconds`: one constant share of the peak for each device and format, fitted on these very runs."""
+    pairs = [
+        Pair(
+            group=run.id,
+            null_group=(run.shape.device, run.shape.gemm_dtype),
+            device_flops=setups[run.id]["device_flops"],
+            measured_seconds=run.step_seconds,
+        )
+        for run in runs
+    ]
+    times = null_times(pairs)
+    return {
+        run.id: {**setups[run.id], "null_step_seconds": float(f"{seconds:.4g}")}
+        for run, seconds in zip(runs, times, strict=True)
+    }
+
+
+def write_setups(cases: Iterable[PublishedCase], runs: Sequence[PublishedRun]) -> int:
     """Writes the set-ups of these runs; the number of those that the page can open."""
     known = {case.id: case for case in cases}
-    setups = {each: setup_of(known[each]) for each in ids}
+    setups = with_null({run.id: setup_of(known[run.id]) for run in runs}, runs)
     TABLE.write_text(table_text(setups), encoding="utf-8")
     return sum(each["keys"] is not None for each in setups.values())
 
@@ -171,7 +189,7 @@ def write_setups(cases: Iterable[PublishedCase], ids: Sequence[str]) -> int:
 def main() -> None:
     parser = row_parser(__doc__)
     cases = cases_of(rows_or_exit(parser, parser.parse_args().folders))
-    runs = [run.id for run in published_runs()]
+    runs = published_runs()
     print(f"{write_setups(cases, runs)} of {len(runs)} runs have a set-up in {TABLE}")
 
 

@@ -1,7 +1,7 @@
 """The documents of the accuracy page: all published runs that ship, and one as a set-up with the engine's prediction for it.
 
-Measured and predicted figures are those of `evidence/published_runs.json`; set-ups, and the work of a step, those of `setups.json`
-beside this file (`benchmarks/published/fit_setups.py`)."""
+Measured and predicted figures are those of `evidence/published_runs.json`; set-ups and the null model's figures in `setups.json`
+(`benchmarks/published/fit_setups.py`)."""
 
 import json
 from functools import lru_cache
@@ -16,7 +16,6 @@ from fourfold.explore.setup import read_setup
 from fourfold.explore.tasks.document import texts_of_keys
 from fourfold.explore.tasks.task import body_of
 from fourfold.results.record import record
-from fourfold.validate import Pair, null_times
 
 SETUPS = Path(__file__).with_name("setups.json")
 
@@ -66,28 +65,16 @@ class AccuracyRunDocument:
 
 @lru_cache(maxsize=1)
 def setups() -> dict[str, dict[str, Any]]:
-    """By run: `device_flops`, `keys`, `unsaid`."""
+    """By run: `device_flops`, `keys`, `unsaid`, `null_step_seconds`."""
     return dict(json.loads(SETUPS.read_text(encoding="utf-8")))
 
 
 def accuracy_document() -> dict[str, Any]:
     """`AccuracyDocument`."""
-    runs = published_runs()
-    return {"runs": [_row(run, null) for run, null in zip(runs, null_times([_pair(run) for run in runs]), strict=True)]}
+    return {"runs": list(map(_row, published_runs()))}
 
 
-def _pair(run: PublishedRun) -> Pair:
-    shape = run.shape
-    return Pair(
-        group=run.id,
-        null_group=(shape.device, shape.gemm_dtype),
-        device_flops=setups()[run.id]["device_flops"],
-        measured_seconds=run.step_seconds,
-        predicted_seconds=run.predicted_step_seconds,
-    )
-
-
-def _row(run: PublishedRun, null_seconds: float) -> dict[str, Any]:
+def _row(run: PublishedRun) -> dict[str, Any]:
     shape = run.shape
     own = (
         "id",
@@ -104,7 +91,7 @@ def _row(run: PublishedRun, null_seconds: float) -> dict[str, Any]:
         **{name: getattr(run, name) for name in own},
         **{name: getattr(shape, name) for name in shaped},
         "kind": "experts" if shape.active_parameters < shape.parameters else "dense",
-        "null_step_seconds": float(f"{null_seconds:.4g}"),
+        "null_step_seconds": setups()[run.id]["null_step_seconds"],
         "opens": setups()[run.id]["keys"] is not None,
     }
 
