@@ -1,4 +1,5 @@
-"""Writes `src/fourfold/evidence/published_runs.json`: well described published runs, as measured and as predicted.
+"""Writes `src/fourfold/evidence/published_runs.json`: well described published runs, as measured and as predicted; and
+their set-ups (`fit_setups.py`).
 
     python benchmarks/published/fit_evidence.py benchmarks/published/rows [--jobs 2]
 
@@ -15,6 +16,8 @@ from typing import Any
 
 from as_case import as_case
 from case import PublishedCase
+from fit_setups import TABLE as SETUPS
+from fit_setups import write_setups
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
 from fourfold.evidence import PublishedRun, RunShape
@@ -96,7 +99,10 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = [run for run in pool.map(published_run, cases, chunksize=8) if run is not None]
     TABLE.write_text(table_text(runs), encoding="utf-8")
-    print(f"{len(runs)} runs of {len({case.file for case in cases})} sources in {TABLE}")
+    opened = write_setups(cases, runs)
+    print(
+        f"{len(runs)} runs of {len({case.file for case in cases})} sources in {TABLE}, {opened} of them as set-ups in {SETUPS}"
+    )
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
     "board": {"ranks": 2, "microbatches": 2, "rows": "F0.0 B0.0 F0.1 B0.1:F1.1 F1.0 B1.0 B1.1"},
     "tasks": {},
+    "accuracy": {},
+    "accuracy_run": {"id": "llm_c:0"},
     "own_task": {"text": first_task_text()},
     "task": {"task": "two-halves-of-a-backward", **body_of(task_named("two-halves-of-a-backward").start)},
     "model": {"config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

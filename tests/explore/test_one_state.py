@@ -53,6 +53,7 @@ CASES = {
     "cluster, an axis": (cluster_place(ON_CLUSTER), click("fieldset .axis:has-text('dp_shard')"), ROOFED),
     "cluster, devices": (cluster_place(ON_CLUSTER), fill("devices", "32"), ROOFED),
     "cluster, attention": (cluster_place(ON_CLUSTER, frame="9"), fill("heads", "4"), ROOFED),
+    "accuracy": ("#/accuracy?accuracy.software=llm.c", click("tbody .pick"), "document.querySelector('[data-point]') !== null"),
     "tasks": (task_place("eight-copies"), click("fieldset:has-text('ZeRO') label:has-text('1')"), JUDGED),
 }  # fmt: skip
 """Where a person is, what is changed there, and what holds of a page that is drawn in full."""

@@ -110,6 +110,38 @@ def test_progress_stays_and_can_be_carried_over(watched: Watched) -> None:
     assert "".join(tab.evaluate("Object.keys(localStorage)")) == "fourfold-tasks"
 
 
+def test_a_class_is_a_table_of_files_and_links_in_the_address(watched: Watched) -> None:
+    tab = watched.tab
+    tab.set_viewport_size({"width": 390, "height": 844})
+    watched.open("#/tasks?tasks.class=")
+    tab.get_by_role("heading", name="A class").wait_for()
+    reached = {"eight-copies": {"won": True}, "heavy-head": {"won": True, "shown": True}, "too-deep": {"hints": 1}}
+    file = {"mimeType": "application/json", "buffer": json.dumps({"tasks": reached}).encode()}
+    tab.locator("input[type=file]").set_input_files(
+        [{"name": "Ada.json", **file}, {"name": "x.json", **file, "buffer": b"[]"}]
+    )
+    tab.get_by_text("x.json: this is no progress of tasks").wait_for()
+    tab.get_by_label("Links").fill(
+        f"{watched.address}#/tasks?tasks.class=Bo%3Deight-copies%3Awon%3BSubrahmanyan%20Chandrasekhar%3Dtoo-deep%3Awon"
+    )
+    tab.keyboard.press("Enter")
+    tab.get_by_role("columnheader", name="Bo").wait_for()
+
+    def row(name: str) -> list[str]:
+        return [text.split("\n")[-1] for text in tab.locator(f"tr:has-text('{name}') td").all_inner_texts()]
+
+    tab.reload()
+    tab.get_by_role("columnheader", name="Bo").wait_for()
+    assert row("Eight copies of one model") == ["solved", "solved", "", "2"]
+    assert row("The heavy head") == ["solved with the solution shown", "", "", "1"]
+    assert row("Too deep") == ["begun", "", "solved", "1"]
+    assert row(f"of {len(TASKS)} solved")[:2] == ["2", "1"]
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    assert violations(tab) == []
+    tab.get_by_role("button", name="Take Ada away").click()
+    until(tab, "!location.hash.includes('Ada')")
+
+
 def test_the_page_works_where_nothing_can_be_kept(watched: Watched) -> None:
     watched.tab.add_init_script("Object.defineProperty(window, 'localStorage', { get() { throw new Error('none'); } })")
     tab = opened(watched, "eight-copies", {"layout.zero": "1"})

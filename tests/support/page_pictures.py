@@ -37,7 +37,7 @@ PLACES = {
     "pipeline": Place("#/pipeline?pipeline.schedule=1f1b", "text=The verifier proved"),
     "collectives": Place("#/collectives", ".strip button.now"),
     "cluster": Place("#/cluster?cluster=dgx-h100%3A64&layout.tp=8", "h2:has-text('s traffic')"),
-    "tasks": Place("#/tasks", "text=of 30 solved"),
+    "tasks": Place("#/tasks", "text=of 42 solved"),
     "block": Place("#/collectives", "path.way", "section[aria-labelledby=block-title]"),
 }
 """Pages are added here, and `python -m tools.page_pictures NAME` stores their pictures."""

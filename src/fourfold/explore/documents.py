@@ -18,6 +18,7 @@ from fourfold.api.simulation import simulate
 from fourfold.api.verification import Verification
 from fourfold.config import parse_run
 from fourfold.config.errors import shortened
+from fourfold.explore.accuracy.document import accuracy_document, accuracy_run
 from fourfold.explore.attention import ATTENTION_KEYS, attention_document
 from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
@@ -192,6 +193,19 @@ def own_task(body: Body, report: Report) -> dict[str, Any]:
     return task_document(read_own_task(own["text"]))
 
 
+def accuracy(body: Body, report: Report) -> dict[str, Any]:
+    """All published runs that ship, as measured and as predicted."""
+    return accuracy_document()
+
+
+def accuracy_of_run(body: Body, report: Report) -> dict[str, Any]:
+    """A published run as a set-up, and the engine's prediction for it."""
+    _, own = _divided(body, {"id": str})
+    if "id" not in own:
+        raise Malformed('id is missing; what works: {"id": "llm_c:0"}')
+    return accuracy_run(own["id"])
+
+
 def comparison(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold report --json` of the run that the command line named: the server states its folder, never a request."""
     from fourfold.explore.run import run_comparison  # it takes what reads folders and starts processes
@@ -225,6 +239,8 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "tasks": tasks,
     "task": task,
     "own_task": own_task,
+    "accuracy": accuracy,
+    "accuracy_run": accuracy_of_run,
     "comparison": comparison,
     "trace": trace,
     "plan": searched,

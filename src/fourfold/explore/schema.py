@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.whole_file import bounded
+from fourfold.explore.accuracy.document import AccuracyDocument, AccuracyRunDocument
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.board.document import BoardDocument
 from fourfold.explore.board.runs import BOARD_RUN, BoardRunDocument
@@ -88,6 +89,8 @@ SCHEMAS: dict[str, type] = {
     "tasks": TasksDocument,
     "task": JudgementDocument,
     "own_task": TaskDocument,
+    "accuracy": AccuracyDocument,
+    "accuracy_run": AccuracyRunDocument,
     "run": RunDocument,
     "metrics": MetricsDocument,
     "layers": LayersDocument,

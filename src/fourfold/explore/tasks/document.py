@@ -38,13 +38,13 @@ def task_document(task: Task) -> dict[str, Any]:
     return {
         **task.model_dump(include={"id", "title", "level", "aim", "change", "source", "figure", "mark", "guess"}),
         "briefing": paragraphs(task.briefing),
-        "start": _texts(task.start),
+        "start": texts_of_keys(task.start),
         "criteria": [each.model_dump() for each in task.criteria],
         "hints": [pieces(each, terms, bare=True) for each in task.hints],
         "story": paragraphs(task.story),
         "why": [{"text": text, "setup": setup} for text, setup in with_numbers(task.why)],
         "must_move": task.must_move,
-        "solution": _texts(task.solution),
+        "solution": texts_of_keys(task.solution),
     }
 
 
@@ -112,5 +112,6 @@ def _text(value: Any) -> str:
     return str(value).replace(" ", "") if isinstance(value, list) else str(value)
 
 
-def _texts(keys: Mapping[str, Any]) -> dict[str, str]:
+def texts_of_keys(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Keys with their values as an address has them."""
     return {key: _text(value) for key, value in keys.items()}

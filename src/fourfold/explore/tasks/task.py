@@ -13,7 +13,7 @@ from fourfold.config.errors import did_you_mean, shortened
 from fourfold.explore.setup import read_setup
 from fourfold.explore.tasks.query import parse_query
 
-TRACKS = ("memory", "pipeline", "network", "machine")
+TRACKS = ("memory", "pipeline", "network", "machine", "reading")
 FOLDER = Path(__file__).parent
 Text = Annotated[str, Field(min_length=1)]
 Keys = Annotated[dict[str, Any], Field(min_length=1)]

@@ -13,6 +13,7 @@ export const SECTIONS = ["model", "batch", "layout", "precision", "optimizer", "
 /** Keys of other sections, whose names pages use for their own parameters. */
 export const SINGLE = [
   "run.attention_backend",
+  "cluster.software",
   "cluster.attention",
   "checkpoint.memory_every_steps",
 ] as const;

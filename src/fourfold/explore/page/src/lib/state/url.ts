@@ -8,6 +8,7 @@ export const PAGES = [
   "run",
   "tasks",
   "board",
+  "accuracy",
   "tour",
 ] as const;
 export type PageName = (typeof PAGES)[number];

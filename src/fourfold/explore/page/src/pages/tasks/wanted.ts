@@ -9,7 +9,8 @@ const WORDS: Readonly<Record<string, string>> = {
   ">": "more than",
   "<": "less than",
 };
-const SHARES = /(^|\.)(mfu|hfu|goodput|bubble_fraction|waiting_fraction|compute)$|^time_shares\./;
+const SHARES =
+  /(^|\.)(mfu|hfu|goodput|bubble_fraction|waiting_fraction|imbalance_fraction|compute)$|^time_shares\./;
 
 /** A value at a path; its unit is in its name. */
 export function valueText(path: string, value: CriterionResult["got"]): string {
@@ -20,6 +21,7 @@ export function valueText(path: string, value: CriterionResult["got"]): string {
   if (path.endsWith("seconds")) return duration(value);
   if (path.endsWith("dollars")) return dollars(value);
   if (path.endsWith("_hours")) return `${count(value)} h`;
+  if (path === "model_parameters") return count(value);
   if (path === "tokens") return whole(value);
   return SHARES.test(path) ? perCent(value) : precise(value);
 }
