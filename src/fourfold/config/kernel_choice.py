@@ -67,8 +67,10 @@ def parse_choice(texts: Sequence[str]) -> KernelChoice:
                 f"--kernels {text[:100]}: no such key; {hint}allowed: {', '.join(CHOICES)}; a value that works: attention=flash-2"
             )
         if word not in CHOICES[key]:
+            words = CHOICES[key]
+            hint = did_you_mean(word, list(words))
             raise UserError(
-                f"--kernels {text[:100]}: allowed: {', '.join(CHOICES[key])}; a value that works: {key}={CHOICES[key][-1]}"
+                f"--kernels {text[:100]}: {hint}allowed: {', '.join(words)}; a value that works: {key}={words[:3][-1]}"
             )
         found[key] = word
     return KernelChoice.model_validate(found)
