@@ -20,7 +20,7 @@ from fit_setups import TABLE as SETUPS
 from fit_setups import write_setups
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
-from fourfold.evidence import PublishedRun, RunShape
+from fourfold.evidence import PublishedRun, RunShape, published_runs
 from fourfold.hardware import device_names
 from fourfold.validate import case_prices, case_spec
 from row_command import cases_of, row_parser, rows_or_exit
@@ -99,7 +99,8 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = [run for run in pool.map(published_run, cases, chunksize=8) if run is not None]
     TABLE.write_text(table_text(runs), encoding="utf-8")
-    opened = write_setups(cases, runs)
+    published_runs.cache_clear()
+    opened = write_setups(cases, published_runs())  # as the table has them, rounded
     print(
         f"{len(runs)} runs of {len({case.file for case in cases})} sources in {TABLE}, {opened} of them as set-ups in {SETUPS}"
     )

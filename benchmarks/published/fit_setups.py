@@ -17,6 +17,7 @@ from as_case import as_case
 from case import PublishedCase
 from fourfold.api.simulation import simulate
 from fourfold.config import ModelConfig, UserError, parse_run, preset_names
+from fourfold.config.kernel_choice import CHOICES
 from fourfold.evidence import PublishedRun, published_runs
 from fourfold.explore.catalog import flat_overrides
 from fourfold.explore.setup import read_setup
@@ -28,7 +29,7 @@ from fourfold.validate import Pair, Software, null_times
 from row_command import cases_of, row_parser, rows_or_exit
 
 TABLE = Path(__file__).parents[2] / "src" / "fourfold" / "explore" / "accuracy" / "setups.json"
-_STATED = ("name", "gemm_dtype", "attention", "attention_recomputed", "overlap")
+_STATED = ("name", "gemm_dtype", "attention_recomputed", "overlap", *CHOICES)
 """Keys of a case's software that a set-up states, or that are not asked for."""
 
 
@@ -52,11 +53,14 @@ def setup_of(case: PublishedCase) -> dict[str, Any]:
 
 
 def _software(software: Software) -> dict[str, Any]:
-    """Keys of the software: attention is the run file's to say, and counts with the software that it names."""
-    if software.attention == "flash":
+    """Keys of the software: its kernels are the run file's to say, and count with the software that it names."""
+    words = {key: word for key, word in software.stated.items() if word != "flash"}
+    if software.attention == "unfused" and software.attention_recomputed:
+        words["attention"] = "recomputed"
+    if not words:
         return {"software": software.name, "gemm_dtype": software.gemm_dtype}
-    attention = "recomputed" if software.attention_recomputed else "unfused"
-    return {"cluster.software": software.name, "cluster.attention": attention, "gemm_dtype": software.gemm_dtype}
+    kernels = {f"cluster.{key}": word for key, word in words.items()}
+    return {"cluster.software": software.name, **kernels, "gemm_dtype": software.gemm_dtype}
 
 
 def _runs(keys: dict[str, Any]) -> bool:
@@ -93,8 +97,6 @@ def unsaid(case: PublishedCase, name: str) -> list[str]:
     words = [
         key.replace("_", " ") if value is True else f"{key.replace('_', ' ')} {value}" for key, value in stated.items()
     ]
-    if software.attention == "math":
-        words.append("attention math")
     if software.overlap is False:
         words.append("no overlap")
     if case.attention_share != 1:
