@@ -1,6 +1,8 @@
 """The accuracy page: its document is the table that ships, a null model is fitted on it, a run opens as a set-up."""
 
 import json
+import re
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +21,7 @@ from tests.support.explore_server import Watched, in_address, until
 
 ROWS = {row["id"]: row for row in accuracy_document()["runs"]}
 RUN = "llm_c:0"
+PAGE = Path(__file__).parents[2] / "src/fourfold/explore/page"
 
 
 def test_the_document_is_the_table_that_ships() -> None:
@@ -59,6 +62,15 @@ def test_a_run_opens_as_a_set_up_that_the_engine_prices() -> None:
     assert all(isinstance(value, str) for value in found["keys"].values())
     [closed, *_] = [name for name in ROWS if not ROWS[name]["opens"]]
     assert accuracy_run(closed) == {"id": closed, "keys": {}, "unsaid": [], "step_seconds": None, "memory_bytes": None}
+
+
+def test_addresses_carry_every_key_that_a_set_up_states() -> None:
+    """The page knows sections whole, single keys of others, and options of `simulate`."""
+    source = (PAGE / "src/lib/state/setup.ts").read_text()
+    lists = re.findall(r"export const (SECTIONS|SINGLE|OPTIONS) = \[(.*?)\]", source, re.S)
+    sections, single, options = (set(re.findall(r'"([\w.]+)"', text)) for _, text in lists)
+    stated = {key for each in setups().values() for key in each["keys"] or {}}
+    assert {key for key in stated if key.partition(".")[0] not in sections} <= single | options
 
 
 @pytest.mark.parametrize(("body", "kind", "words"), [

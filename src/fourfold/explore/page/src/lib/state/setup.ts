@@ -15,6 +15,11 @@ export const SINGLE = [
   "run.attention_backend",
   "cluster.software",
   "cluster.attention",
+  "cluster.norms",
+  "cluster.softmax",
+  "cluster.loss",
+  "cluster.rotary",
+  "cluster.optimizer",
   "checkpoint.memory_every_steps",
 ] as const;
 export const OPTIONS = [
