@@ -113,6 +113,17 @@ def test_a_plan_prices_the_run_with_the_layout_that_it_found() -> None:
         ff.plan(run(stage=stages), cluster=CLUSTER, tokens="1G")
 
 
+def test_a_plan_prices_all_stages_by_the_software_as_it_is_stated() -> None:
+    """The kernels too: norms that are not fused take longer in every stage."""
+    stages, seconds = [STAGES[0], {"batch": {"sequence_length": 1024}}], []
+    for kernels in ((), "norms=unfused"):
+        found = ff.plan(run(stage=stages), cluster=CLUSTER, budget=0.2, software="megatron", kernels=kernels)
+        assert found.training is not None
+        first, second = found.training.stages
+        seconds.append((first.step_seconds, second.step_seconds))
+    assert all(slower > usual for usual, slower in zip(*seconds, strict=True))
+
+
 def test_a_layout_that_does_not_do_for_the_full_run_is_told() -> None:
     stages = [
         STAGES[0],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fourfold as ff
+from fourfold.api.options import SoftwareOptions, repeated
 from fourfold.cli import main
 from fourfold.config import UserError
 from fourfold.config.kernel_choice import CHOICES, NO_CHOICE, KernelChoice, parse_choice
@@ -215,3 +216,11 @@ def test_words_of_options_are_completed_by_the_run_files() -> None:
     section = KernelChoice(attention="unfused", norms="fused")
     found = SoftwareOverrides(kernels=parse_choice(["attention=flash-1"])).kernels.completed(section)
     assert found == KernelChoice(attention="flash-1", norms="fused")
+
+
+def test_another_command_is_told_the_same_kernels() -> None:
+    """Options given several times, or as one text from Python, are one flag."""
+    for stated in ("norms=unfused,loss=chunked", ["norms=unfused", "loss=chunked"]):
+        told = repeated(SoftwareOptions(kernels=stated), "megatron")
+        assert told == " --software megatron --kernels norms=unfused,loss=chunked"
+    assert "--kernels" not in repeated(SoftwareOptions(), "megatron")

@@ -195,7 +195,5 @@ def repeated(options: SoftwareOptions, software: str | None) -> str:
     """The options on software again, as flags for another command. `software`: where they name none."""
     given = stated(SoftwareOptions, options)
     given["software"] = options.software or software
-    kernels = "".join(f" --kernels {each}" for each in given.pop("kernels"))
-    return (
-        "".join(f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None) + kernels
-    )
+    given["kernels"] = parse_choice(options.kernels).text or None
+    return "".join(f" --{name.replace('_', '-')} {value}" for name, value in given.items() if value is not None)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from fourfold.api.inputs import answers, check_word, config_of
 from fourfold.api.numbers import parse_number
-from fourfold.api.options import Dtype, Objective, PlanOptions, Trainer
+from fourfold.api.options import Dtype, Objective, PlanOptions, SoftwareOptions, Trainer, names
 from fourfold.api.plan_request import Asked, model_notes, planned_run, read_request
 from fourfold.api.simulation import simulate
 from fourfold.config import RunConfig, UserError
@@ -195,7 +195,7 @@ def plan(asked: PlanOptions) -> PlanResult:
     return PlanResult(read, found, objective, tuple(aim.lines), number, training, asked.for_, refused)
 
 
-_PRICED = ("software", "gemm_dtype", "context_bytes", "fragmentation", "price", "failure_hours", "tokens")
+_PRICED = (*names(SoftwareOptions), "price", "failure_hours", "tokens")
 
 
 def _training_of_course(run: RunConfig, asked: PlanOptions, alike: Campaign | None) -> tuple[Campaign | None, str]:

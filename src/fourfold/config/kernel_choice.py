@@ -39,6 +39,11 @@ class KernelChoice(Section):
         """The words that are stated, by their key."""
         return {key: word for key in KernelChoice.model_fields if (word := getattr(self, key)) is not None}
 
+    @property
+    def text(self) -> str:
+        """The words as an option has them: `norms=unfused,optimizer=foreach`."""
+        return ",".join(f"{key}={word}" for key, word in self.stated.items())
+
     def completed(self, other: "KernelChoice") -> "KernelChoice":
         """A copy with those of `other` where nothing is stated here."""
         return KernelChoice.model_validate({**other.stated, **self.stated})
@@ -46,12 +51,7 @@ class KernelChoice(Section):
 
 NO_CHOICE = KernelChoice()
 CHOICES: dict[str, tuple[str, ...]] = {
-    "attention": get_args(AttentionChoice),
-    "norms": get_args(FusedChoice),
-    "softmax": get_args(FusedChoice),
-    "loss": get_args(LossChoice),
-    "rotary": get_args(FusedChoice),
-    "optimizer": get_args(OptimizerChoice),
+    key: get_args(get_args(field.annotation)[0]) for key, field in KernelChoice.model_fields.items()
 }
 """The words of each key."""
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
+from fourfold.config.kernel_choice import CHOICES
 from fourfold.config.presets import RUN_PRESET
 from fourfold.hardware import is_path
 
@@ -19,8 +20,8 @@ Table = dict[Text, Leaf | Few | dict[Text, Leaf]]
 Value = Leaf | None | Few | dict[Text, Leaf] | Annotated[list[Table], Field(max_length=10_000)]
 _SECTIONS = ("model", "batch", "layout", "precision", "optimizer")
 _KEYS = (
-    "data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software", "cluster.attention",
-    "cluster.norms", "cluster.softmax", "cluster.loss", "cluster.rotary", "cluster.optimizer",
+    "data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software",
+    *(f"cluster.{key}" for key in CHOICES),
     "run.attention_backend", "checkpoint.memory_every_steps",
 )  # fmt: skip
 NOT_HERE = ("model.hf", "model.initial", "model.block", "layout.auto")
