@@ -10,6 +10,7 @@ the fit, others are predicted. The same unseen runs are predicted after every nu
 import json
 import math
 import random
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +22,7 @@ from typing import Any
 from as_case import as_case
 from case import PublishedCase
 from fit_constants import Model, fitted_table, joined, named_as_known
-from fit_file import PRIOR, read, rounded
+from fit_file import FITTED, PRIOR, read, rounded
 from fit_memory import MemoryRows, held_rows
 from fit_rows import Shared, say, timed_rows
 from fit_sample import chosen, is_telling, telling, with_memory
@@ -35,7 +36,6 @@ from settle import settle
 
 NUMBERS = (0, 1, 3, 5)
 SEED = 22
-SHIPPED = Path(__file__).parents[2] / "src" / "fourfold" / "cost" / "fitted.toml"
 
 
 def groups_of(cases: list[PublishedCase], unseen: int) -> dict[str, list[PublishedCase]]:
@@ -105,16 +105,19 @@ def main() -> None:
     groups = groups_of(cases, options.unseen)
     files = sorted(random.Random(SEED).sample(sorted(groups), min(options.sources, len(groups))))
     say(f"{len(files)} of {len(groups)} sources that have runs to give and to predict")
-    prior, start = read(PRIOR), read(SHIPPED)
-    if options.shipped:
-        jobs = [partial(look, file, groups[file], start, options.unseen, options.draws) for file in files]
-        tell(options.jobs, jobs, options.out)
-        return
+    prior, start = read(PRIOR), read(FITTED)
+    known = partial(look, table=start) if options.shipped else _crossed(options, cases, prior, start)
+    jobs = [partial(known, file, groups[file], unseen=options.unseen, draws=options.draws) for file in files]
+    tell(options.jobs, jobs, options.out)
+
+
+def _crossed(
+    options: Namespace, cases: list[PublishedCase], prior: Table, start: Table
+) -> Callable[..., dict[str, Any]]:
+    """`look` by constants that are fitted without the source."""
     parts = Shared.among(options.jobs, chosen(cases, options.rows, options.rows), timed_rows).at(start)
     held = joined(Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling).at(start))
-    model = Model.of(parts, prior)
-    jobs = [partial(_without, model, held, prior, file, groups[file], options.unseen, options.draws) for file in files]
-    tell(options.jobs, jobs, options.out)
+    return partial(_without, Model.of(parts, prior), held, prior)
 
 
 def tell(processes: int, jobs: list[Callable[[], dict[str, Any]]], out: Path | None) -> None:

@@ -192,7 +192,7 @@ def stated(group: type, options: Any) -> dict[str, Any]:
 
 
 def repeated(options: SoftwareOptions, software: str | None) -> str:
-    """The options on software again, as flags for another command. `software`: where they name none."""
+    """The options on software again, as flags for another command. `software`: where they name none. Raises `UserError`."""
     given = stated(SoftwareOptions, options)
     given["software"] = options.software or software
     given["kernels"] = parse_choice(options.kernels).text or None

@@ -78,6 +78,7 @@ def _row(row: dict[str, Any]) -> _Usual:
     return _Usual(row["software"], words, row["source"], tuple(row.get("devices", ())), row.get("until"))
 
 
+@lru_cache(maxsize=256)
 def usual_kernels(software: str, device: str) -> KernelChoice:
     """The kernels that software of that name, which may be dated, usually runs on such a device: a word for each key."""
     found, families = NO_CHOICE, ["default", *ancestors_of(software)]

@@ -8,7 +8,7 @@ from statistics import mean, median
 from fourfold.report.format_comparison import signed
 from fourfold.report.units import format_bytes, per_cent, seconds_text, table
 from fourfold.validate import Case, CaseOutcome, Errors, Metrics, Validation
-from fourfold.validate.fit import Residual, SoftwareFit
+from fourfold.validate.fit import Residual, SoftwareFit, average_error
 
 _HEAD = ("case", "devices", "measured", "predicted", "error", "memory measured", "predicted", "error", "fits")
 WIDEST = 48
@@ -96,7 +96,7 @@ def fit_lines(found: SoftwareFit, cases: Sequence[Case], out: Path | None) -> li
                 text += f", each by the others {_median(found.left_out, figure)}"
             lines.append(text)
             if figure in found.stays:
-                was, would = (_mean(each, figure) for each in (found.before, found.left_out))
+                was, would = (per_cent(average_error(mean, each, figure)) for each in (found.before, found.left_out))
                 lines.append(
                     f"{'':<10} its constants stay: the runs predict each other no better (mean error {would}, as shipped {was})"
                 )
@@ -112,9 +112,5 @@ def fit_lines(found: SoftwareFit, cases: Sequence[Case], out: Path | None) -> li
     return lines
 
 
-def _mean(errors: Sequence[Residual], figure: str) -> str:
-    return per_cent(mean(abs(math.expm1(each.error)) for each in errors if each.figure == figure))
-
-
 def _median(errors: Sequence[Residual], figure: str) -> str:
-    return per_cent(median(abs(math.expm1(each.error)) for each in errors if each.figure == figure))
+    return per_cent(average_error(median, errors, figure))

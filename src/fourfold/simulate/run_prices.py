@@ -128,9 +128,8 @@ def profile_prices(
 
 def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
     """fourfold's own software with the host's figures that were measured on such a device, and what a fit changed of its own beside
-    them; any other as it is. On a measured GPU
-    memory-bound kernels are fused, as they were when it was measured (`kernels.kinds`); devices that were never measured are
-    priced operator by operator."""
+    them; any other as it is. On a measured GPU memory-bound kernels are fused, as they were when it was measured (`kernels.kinds`);
+    devices that were never measured are priced operator by operator."""
     if not software.is_own:
         return software
     shipped = fitted().software(OWN_SOFTWARE)

@@ -187,7 +187,7 @@ def _check_software(software: Software, cluster: Cluster, where: str) -> None:
             check_kernels(software, cluster.device.key)
         except UserError as error:
             raise UserError(f"{where}: software.{error}") from None
-    if software.is_own:
+    else:
         general = ("name", "gemm_dtype", "context_bytes", "fragmentation")
         own = [key for key in software.model_fields_set if key not in general and getattr(software, key) is not None]
         if own:

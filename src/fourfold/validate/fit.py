@@ -9,7 +9,7 @@ run no better than those that ship, these stay.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -75,8 +75,10 @@ class SoftwareFit:
 
 @dataclass(frozen=True)
 class Linear:
-    """One figure's errors as a linear function of departures: `slopes`, a row an error, hold around the departures `at`."""
+    """One figure's errors as a linear function of departures: `slopes`, a row an error, hold around the departures `at`. `usual`:
+    the scatter that nothing explains, where no run says otherwise."""
 
+    usual: float
     free: Sequence[Free]
     residuals: Sequence[Residual]
     slopes: Sequence[Sequence[float]]
@@ -90,13 +92,13 @@ class Linear:
             for residual, row in zip(self.residuals, self.slopes, strict=True)
         ]
 
-    def departures(self, usual: float) -> list[float]:
-        """The departures of highest posterior density. `usual`: the scatter that nothing explains, where no run says otherwise."""
-        scatter = probable_scatter(self.free, self.moved([0.0] * len(self.free)), self.slopes, usual)
+    def departures(self) -> list[float]:
+        """The departures of highest posterior density."""
+        scatter = probable_scatter(self.free, self.moved([0.0] * len(self.free)), self.slopes, self.usual)
         errors = [residual.error for residual in self.residuals]
         return most_probable(self.free, errors, [scatter] * len(errors), self.slopes, self.at)
 
-    def left_out(self, usual: float) -> list[Residual]:
+    def left_out(self) -> list[Residual]:
         """Every error by the constants that the other cases give."""
         found = []
         for index, residual in enumerate(self.residuals):
@@ -106,7 +108,7 @@ class Linear:
                 residuals=[self.residuals[row] for row in others],
                 slopes=[self.slopes[row] for row in others],
             )
-            departures = rest.departures(usual) if others else [0.0] * len(self.free)
+            departures = rest.departures() if others else [0.0] * len(self.free)
             found.append(replace(residual, error=self.moved(departures)[index]))
         return found
 
@@ -144,15 +146,17 @@ def fit_software(
         models = {
             figure: _linear(constants, figure, values, prior, residuals, look) for figure, constants in free.items()
         }
-        for figure, model in models.items():
-            for each, by in zip(model.free, model.departures(SCATTER[figure]), strict=True):
+        for model in models.values():
+            for each, by in zip(model.free, model.departures(), strict=True):
                 values[each.name] = each.moved(prior[each.name], by)
         residuals = look(values)
     left_out, stays = list[Residual](), list[str]()
     for figure, model in models.items():
-        mine = model.left_out(SCATTER[figure])
+        mine = model.left_out()
         left_out += mine
-        if len({each.case for each in mine}) >= TOLD_BY and _mean(mine) >= _mean(_of(before, figure)):
+        if len({each.case for each in mine}) >= TOLD_BY and average_error(mean, mine, figure) >= average_error(
+            mean, before, figure
+        ):
             stays.append(figure)
             values |= {each.name: prior[each.name] for each in model.free}
     if stays:
@@ -186,15 +190,18 @@ def _linear(
         lambda moved: [each.error for each in _of(look(moved), figure)],
         lambda each: each.spread / 5,
     )
-    return Linear(free, mine, slopes, [each.departure(values[each.name], prior[each.name]) for each in free])
+    return Linear(
+        SCATTER[figure], free, mine, slopes, [each.departure(values[each.name], prior[each.name]) for each in free]
+    )
 
 
 def _of(residuals: Sequence[Residual], figure: str) -> list[Residual]:
     return [each for each in residuals if each.figure == figure]
 
 
-def _mean(residuals: Sequence[Residual]) -> float:
-    return mean(abs(math.expm1(each.error)) for each in residuals)
+def average_error(average: Callable[[Iterable[float]], float], residuals: Sequence[Residual], figure: str) -> float:
+    """An average of a figure's relative errors, without signs."""
+    return average(abs(math.expm1(each.error)) for each in _of(residuals, figure))
 
 
 def _one_software(cases: Sequence[Case]) -> str:
