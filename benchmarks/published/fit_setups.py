@@ -20,8 +20,7 @@ from fourfold.config import ModelConfig, UserError, parse_run, preset_names
 from fourfold.config.kernel_choice import CHOICES
 from fourfold.evidence import PublishedRun, published_runs
 from fourfold.explore.catalog import flat_overrides
-from fourfold.explore.setup import read_setup
-from fourfold.explore.tasks.task import body_of
+from fourfold.explore.setup import body_of, read_setup
 from fourfold.hardware import cluster_names, load_cluster
 from fourfold.hardware.files import named_with
 from fourfold.huggingface import resolve_model

@@ -14,8 +14,7 @@ from fourfold.config import UserError
 from fourfold.evidence import published_runs
 from fourfold.explore.accuracy.document import accuracy_document, accuracy_run, setups
 from fourfold.explore.documents import encoded
-from fourfold.explore.setup import Malformed, read_setup
-from fourfold.explore.tasks.task import body_of
+from fourfold.explore.setup import Malformed, body_of, read_setup
 from tests.explore.test_pages import violations
 from tests.support.explore_server import Watched, in_address, until
 

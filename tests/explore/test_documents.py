@@ -15,8 +15,8 @@ from fourfold.explore.board.runs import BOARD_RUN
 from fourfold.explore.documents import DOCUMENTS, encoded
 from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS
-from fourfold.explore.setup import Malformed, read_setup
-from fourfold.explore.tasks.task import body_of, first_task_text, task_named
+from fourfold.explore.setup import Malformed, body_of, read_setup
+from fourfold.explore.tasks.task import first_task_text, task_named
 from tools.page_types import main
 
 SMALL = {

@@ -11,13 +11,12 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.explore.documents import encoded
-from fourfold.explore.setup import Malformed, read_setup
+from fourfold.explore.setup import Malformed, body_of, read_setup
 from fourfold.explore.tasks.document import check_locked, judged, tasks_document
 from fourfold.explore.tasks.query import parse_query
 from fourfold.explore.tasks.task import (
     FOLDER,
     Task,
-    body_of,
     first_task_text,
     read_track,
     read_tracks,

@@ -111,3 +111,23 @@ def _check_key(key: str, value: Any) -> None:
         raise Malformed(f"{key} = {shortened(value)}: files cannot be named here; allowed: bytes, bpe:N")
     if key == "cluster.software" and is_path(str(value)):
         raise Malformed(f"{key} = {shortened(value)}: files cannot be named here; a value that works: megatron")
+
+
+def body_of(keys: dict[str, Any]) -> dict[str, Any]:
+    """The request that keys stand for: those of the run file are overrides, the others options."""
+    overrides = {key: value for key, value in keys.items() if "." in key}
+    return {"overrides": overrides, **{key: value for key, value in keys.items() if "." not in key}}
+
+
+def text_of(value: Any) -> str:
+    """A value as an address has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+
+
+def texts_of_keys(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Keys with their values as an address has them."""
+    return {key: text_of(value) for key, value in keys.items()}

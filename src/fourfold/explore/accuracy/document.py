@@ -12,9 +12,7 @@ from fourfold.api.simulation import simulate
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
 from fourfold.evidence import PublishedRun, published_runs
-from fourfold.explore.setup import read_setup
-from fourfold.explore.tasks.document import texts_of_keys
-from fourfold.explore.tasks.task import body_of
+from fourfold.explore.setup import body_of, read_setup, texts_of_keys
 from fourfold.results.record import record
 
 SETUPS = Path(__file__).with_name("setups.json")

@@ -7,9 +7,9 @@ from fourfold.api.simulation import simulate
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
 from fourfold.explore.glossary import pieces, slugs
-from fourfold.explore.setup import Setup, read_setup
+from fourfold.explore.setup import Setup, body_of, read_setup, text_of, texts_of_keys
 from fourfold.explore.tasks.query import parse_query
-from fourfold.explore.tasks.task import Task, body_of, first_task_text, read_tracks, with_numbers
+from fourfold.explore.tasks.task import Task, first_task_text, read_tracks, with_numbers
 
 
 def tasks_document() -> dict[str, Any]:
@@ -87,7 +87,7 @@ def check_locked(task: Task, setup: Setup) -> list[str]:
     changed = [key for key in sorted(start.keys() | asked.keys()) if not _same(start.get(key), asked.get(key))]
     for key in changed:
         if key not in task.change:
-            kept = f"stays {_text(start[key])}" if key in start else "stays left out"
+            kept = f"stays {text_of(start[key])}" if key in start else "stays left out"
             raise UserError(
                 f"{key} = {shortened(asked.get(key))}: in this task it {kept}; what may change: {', '.join(task.change)}"
             )
@@ -101,17 +101,4 @@ def _keys(setup: Setup) -> Mapping[str, Any]:
 
 def _same(one: Any, other: Any) -> bool:
     """Whether two values are the same, be they stated as numbers or as texts."""
-    return one == other or (one is not None and other is not None and _text(one) == _text(other))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
-
-
-def texts_of_keys(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Keys with their values as an address has them."""
-    return {key: _text(value) for key, value in keys.items()}
+    return one == other or (one is not None and other is not None and text_of(one) == text_of(other))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fourfold.config import UserError
 from fourfold.config.errors import did_you_mean, shortened
-from fourfold.explore.setup import read_setup
+from fourfold.explore.setup import body_of, read_setup
 from fourfold.explore.tasks.query import parse_query
 
 TRACKS = ("memory", "pipeline", "network", "machine", "reading")
@@ -166,12 +166,6 @@ def flat(table: dict[str, Any]) -> dict[str, Any]:
         inside = value.items() if name in SECTIONS and isinstance(value, dict) else None
         found |= {f"{name}.{key}": each for key, each in inside} if inside is not None else {name: value}
     return found
-
-
-def body_of(keys: dict[str, Any]) -> dict[str, Any]:
-    """The request that keys stand for: those of the run file are overrides, the others options."""
-    overrides = {key: value for key, value in keys.items() if "." in key}
-    return {"overrides": overrides, **{key: value for key, value in keys.items() if "." not in key}}
 
 
 def read_track(path: Path) -> Track:
