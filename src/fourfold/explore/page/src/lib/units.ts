@@ -61,6 +61,10 @@ export function dollars(value: number): string {
 export const perCent = (share: number, places = 1): string =>
   `${(100 * share).toFixed(places).replace(/^-(0(\.0+)?)$/, "$1")} %`;
 
+/** A share with its sign: `+12 %`. */
+export const signed = (share: number, places = 0): string =>
+  `${share < 0 ? "−" : "+"}${perCent(Math.abs(share), places)}`;
+
 /** Three significant digits. */
 export const precise = (value: number): string =>
   value >= 999.5 ? whole(value) : String(Number(value.toPrecision(3)));

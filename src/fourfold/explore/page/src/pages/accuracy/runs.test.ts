@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import type { AccuracyRow } from "$generated/documents.ts";
-import { chosen, counted, errorsOf, type Filter, ordered, signed, sizeOf } from "./runs.ts";
+import { signed } from "$lib/units.ts";
+import { chosen, counted, errorsOf, type Filter, ordered, sizeOf } from "./runs.ts";
 
 const run = (id: string, more: Partial<AccuracyRow> = {}): AccuracyRow => ({
   id,

@@ -22,6 +22,9 @@ export interface Off {
   constant: number | undefined;
 }
 
+/** The error up to which a prediction counts as near. */
+export const NEAR = 0.25;
+
 /** Numbers of devices, each up to and with its end. */
 export const SIZES = [
   { value: "1", label: "1", most: 1 },
@@ -98,7 +101,3 @@ export function counted(
   for (const run of runs) found.set(run[key], (found.get(run[key]) ?? 0) + 1);
   return [...found].sort(([one, ones], [other, others]) => others - ones || one.localeCompare(other));
 }
-
-/** `+12 %`. */
-export const signed = (error: number): string =>
-  `${error < 0 ? "−" : "+"}${(100 * Math.abs(error)).toFixed(0)} %`;

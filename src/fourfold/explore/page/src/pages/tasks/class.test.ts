@@ -27,3 +27,7 @@ test("links come with words between, and a later result takes the place of an ea
   expect(readLinks(`mine: ${link(ADA)}\n${link(BO)} http://y/#/tasks none`)).toEqual([ADA, BO]);
   expect(withLearners([ADA, BO], [later])).toEqual([ADA, later]);
 });
+
+test("an address that names a learner twice has one", () => {
+  expect(withLearners([], readClass("x=a:won;x=b:tried"))).toEqual([{ name: "x", marks: { b: "tried" } }]);
+});

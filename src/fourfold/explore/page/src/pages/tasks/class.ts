@@ -16,6 +16,9 @@ const LONGEST_NAME = 60;
 export const markOf = ({ won, shown, hints, guess }: Done): Mark | undefined =>
   won ? (shown ? "shown" : "won") : hints !== undefined || guess !== undefined || shown ? "tried" : undefined;
 
+/** Whether a task is solved, with the solution shown or without. */
+export const isSolved = (mark: Mark | undefined): boolean => mark === "won" || mark === "shown";
+
 /** A learner of a saved progress. */
 export function learnerOf(name: string, progress: Progress): Learner {
   const marks = Object.entries(progress).flatMap(([id, done]) => {
