@@ -7,6 +7,7 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted, read_software, write_software
+from fourfold.cost.most_probable import Free, probable_scatter
 from fourfold.report.format_validation import fit_lines
 from fourfold.validate import Case, MeasuredStep, predict_case, read_cases
 from fourfold.validate.fit import FREE, fit_software
@@ -167,3 +168,12 @@ def test_constants_stay_where_runs_do_not_predict_each_other_better(runs: list[C
     text = "\n".join(fit_lines(alone, times, tmp_path / "mine.toml"))
     assert "its constants stay: the runs predict each other no better" in text
     assert "mine.toml is not written" in text
+
+
+def test_the_scatter_is_what_errors_have_that_no_constant_explains() -> None:
+    """Many errors give it; one moves it part of the way from the usual one; what a constant explains is none."""
+    free, usual = [Free("gemm_speed", 0.12, 0.2, 1.6)], 0.05
+    unexplained = [0.2 * (-1) ** index for index in range(100)]
+    assert probable_scatter(free, unexplained, [[0.0]] * 100, usual) == pytest.approx(0.2, rel=0.01)
+    assert usual < probable_scatter(free, [0.2], [[0.0]], usual) < 0.15
+    assert probable_scatter(free, [0.12] * 100, [[1.0]] * 100, usual) == usual / 4
