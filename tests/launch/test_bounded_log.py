@@ -38,13 +38,13 @@ def test_what_is_written_stays_within_twice_the_bound(tmp_path: Path, monkeypatc
     moved += bound_log(path) > 0
     assert moved >= 2
     assert path.stat().st_size <= 40_000
-    earlier, later = _whole_lines(earlier_log(path).read_bytes()), _whole_lines(path.read_bytes())
+    earlier, later = _numbers(earlier_log(path).read_bytes()), _numbers(path.read_bytes())
     assert len(earlier) > 1000
     assert not later or earlier[-1] < later[0]
     assert path.read_bytes().endswith(b"the last word\n")
 
 
-def _whole_lines(text: bytes) -> list[int]:
+def _numbers(text: bytes) -> list[int]:
     """The numbers of a log's lines, which follow one another: text is cut at its ends alone, and no byte is empty."""
     lines = list(LINE.finditer(text))
     numbers = [int(line[1]) for line in lines]
