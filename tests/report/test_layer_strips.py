@@ -1,7 +1,6 @@
 """Strips of layers: every peak stays, whatever the run's length, and what a resumed run samples again is not there twice."""
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +34,11 @@ def test_a_long_run_keeps_every_peak_in_memory_of_one_size(tmp_path: Path) -> No
     """10,000 samples of 128 segments, of which one has a spike and one a dead expert."""
     strips, segments = LayerStrips(tmp_path / "layers.jsonl"), [f"b{n}" for n in range(128)]
     ones = [1.0] * 128
-    begun = time.perf_counter()
     for number in range(10_000):
         spike, dead = list(ones), list(ones)
         if number == 7_777:
             spike[60], dead[61] = 99.0, 0.0
         strips.add([row(100 * number + 99, segments, gradient_norm=spike, expert_load_min=dead)])
-    assert time.perf_counter() - begun < 60
     found = strips.record()
     assert len(found.steps) <= 128
     assert found.num_samples == 10_000

@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -133,10 +132,8 @@ def test_links_out_of_the_folder_pipes_and_folders_are_refused(tmp_path: Path, n
         check_files(folder)
     path.unlink()
     os.mkfifo(path)
-    begun = time.monotonic()
     with pytest.raises(UserError, match="is no"):
         RunFeed(folder).refresh()
-    assert time.monotonic() - begun < 1
     path.unlink()
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match="link to nothing"):
