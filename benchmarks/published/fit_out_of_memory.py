@@ -111,17 +111,24 @@ def fit(runs: list[Run], which: int) -> OutOfMemory:
     return replace(found, ran_up_to=round(ran, 2), failed_beyond=beyond) if beyond >= FEWEST_BEYOND else found
 
 
-def print_blind(runs: list[Run], which: int) -> None:
-    """By probability, how many failed; every file is judged by the others."""
+def by_probability(runs: list[Run], which: int) -> list[tuple[float, float, int, float]]:
+    """From which probability to which, how many runs, and the share of them that failed; every file is judged by the others."""
     judged = []
     for file in sorted({run.file for run in runs}):
         curve = fit([run for run in runs if run.file != file], which)
         judged += [(curve.probability(run.shares[which]), run.failed) for run in runs if run.file == file]
-    print(f"{NAMES[which]}: probability, runs, failed")
+    found = []
     for low, high in itertools.pairwise(EDGES):
         inside = [failed for chance, failed in judged if low <= chance < high]
         if inside:
-            print(f"  {low:.2f} to {high:.2f}  {len(inside):4}  {sum(inside) / len(inside):.2f}")
+            found.append((low, high, len(inside), sum(inside) / len(inside)))
+    return found
+
+
+def print_blind(runs: list[Run], which: int) -> None:
+    print(f"{NAMES[which]}: probability, runs, failed")
+    for low, high, number, share in by_probability(runs, which):
+        print(f"  {low:.2f} to {high:.2f}  {number:4}  {share:.2f}")
 
 
 def main() -> None:

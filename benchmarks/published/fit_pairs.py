@@ -97,26 +97,44 @@ def names_in(found: Sequence[PairRatio]) -> dict[str, list[str]]:
 
 
 def covered(found: Sequence[PairRatio], out_of: Callable[[PairRatio], Hashable], shipped: Table) -> list[bool]:
-    """Whether each run lies in the interval that it would have, had all of its part not been published. `shipped`: the quantity's
-    intervals by what is known, for software or a device that nothing else tells of."""
-    inside = []
+    """Whether each run, in order, lies in the interval that it would have, had all of its part not been published. `shipped`: the
+    quantity's intervals by what is known, for software or a device that nothing else tells of."""
+    tables: dict[Hashable, tuple[Table, dict[str, list[str]]]] = {}
     for part in dict.fromkeys(map(out_of, found)):
         others = [each for each in found if out_of(each) != part]
-        table = {**{key: each for key, each in shipped.items() if "_" in key}, **pair_table(others)}
-        for each in found:
-            if out_of(each) == part:
-                interval = nearest_interval(table, each.family, each.device, names_in(others))
-                inside.append(interval["low"] <= each.value <= interval["high"])
+        by_state = {key: each for key, each in shipped.items() if "_" in key}
+        tables[part] = ({**by_state, **pair_table(others)}, names_in(others))
+    inside = []
+    for each in found:
+        table, names = tables[out_of(each)]
+        interval = nearest_interval(table, each.family, each.device, names)
+        inside.append(interval["low"] <= each.value <= interval["high"])
     return inside
 
 
-def say_coverage(name: str, out: str, found: Sequence[PairRatio], shipped: Table) -> None:
-    errors = np.abs(1 / np.array([each.value for each in found]) - 1)
-    inside = covered(found, OUT[out], shipped)
-    about = f"{len(found)} runs of {len({each.file for each in found})} sources"
-    print(
-        f"{name}, {out} left out: {about}, median {np.median(errors):.1%}, mean {errors.mean():.1%}, covered {np.mean(inside):.1%}"
-    )
+@dataclass(frozen=True)
+class Coverage:
+    """How well runs were predicted with a part left out, and the share of them in the intervals made without that part."""
+
+    out: str
+    quantity: str
+    runs: int
+    sources: int
+    median: float
+    mean: float
+    covered: float
+
+    @classmethod
+    def of(cls, quantity: str, out: str, found: Sequence[PairRatio], shipped: Table) -> "Coverage":
+        errors = np.abs(1 / np.array([each.value for each in found]) - 1)
+        inside = covered(found, OUT[out], shipped)
+        sources = len({each.file for each in found})
+        errors_of = (float(np.median(errors)), float(errors.mean()), float(np.mean(inside)))
+        return cls(out, quantity, len(found), sources, *errors_of)
+
+    def __str__(self) -> str:
+        about = f"{self.quantity}, {self.out} left out: {self.runs} runs of {self.sources} sources"
+        return f"{about}, median {self.median:.1%}, mean {self.mean:.1%}, covered {self.covered:.1%}"
 
 
 def main() -> None:
@@ -129,26 +147,31 @@ def main() -> None:
     table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     assert table["share"] == SHARE
     table |= names_in(pair_ratios([case for case in cases if case.measured.step_seconds], 0.0))
-    if options.timed:
-        timed = TimedRows.load(options.timed, cases)
-        model = Model.of([timed], prior)
-        found = {out: pair_ratios(timed.cases, model.left_out_errors(timed.errors, of)) for out, of in PARTS.items()}
-        put_pairs(table, "time", found)
-    if options.held:
-        held, shipped = MemoryRows.load(options.held, cases), read(FITTED)
-        exact = [is_measured(case) for case in held.cases]
-        errors = {out: left_out_memory(held, prior, shipped, of)[np.array(exact)] for out, of in PARTS.items()}
-        found = {out: pair_ratios(held.of(exact).cases, mine) for out, mine in errors.items()}
-        put_pairs(table, "memory", found)
+    for quantity, found in left_out_ratios(cases, prior, options.timed, options.held).items():
+        for out, mine in found.items():
+            print(Coverage.of(quantity, out, mine, table[quantity]))
+        table[quantity] |= pair_table(found["sources"])
     if options.write:
         TABLE.write_text(HEAD + tomli_w.dumps(table), encoding="utf-8")
 
 
-def put_pairs(table: Table, quantity: str, found: dict[str, list[PairRatio]]) -> None:
-    """Puts a quantity's intervals into the table, and says how many left-out runs they cover."""
-    for out, mine in found.items():
-        say_coverage(quantity, out, mine, table[quantity])
-    table[quantity] |= pair_table(found["sources"])
+def left_out_ratios(
+    cases: Sequence[PublishedCase], prior: Table, timed: Path | None, held: Path | None
+) -> dict[str, dict[str, list[PairRatio]]]:
+    """By quantity and by what is left out, the runs that `look.py` wrote."""
+    found = {}
+    if timed:
+        rows = TimedRows.load(timed, cases)
+        model = Model.of([rows], prior)
+        found["time"] = {
+            out: pair_ratios(rows.cases, model.left_out_errors(rows.errors, of)) for out, of in PARTS.items()
+        }
+    if held:
+        both, shipped = MemoryRows.load(held, cases), read(FITTED)
+        exact = [is_measured(case) for case in both.cases]
+        errors = {out: left_out_memory(both, prior, shipped, of)[np.array(exact)] for out, of in PARTS.items()}
+        found["memory"] = {out: pair_ratios(both.of(exact).cases, mine) for out, mine in errors.items()}
+    return found
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 failed runs reports. Rows come in an order drawn alike every time; after so many minutes the rest is left out."""
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from fit_table import Table
 from row_command import cases_of, row_parser, rows_or_exit
 
 AT_ONCE = 16
+ROWS, SWEEP_ROWS = 8, 50
 _Found = TypeVar("_Found")
 
 
@@ -30,19 +32,31 @@ def main() -> None:
     parser = row_parser(__doc__)
     parser.add_argument("--timed", type=Path)
     parser.add_argument("--held", type=Path)
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--sweep-rows", type=int, default=50)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--sweep-rows", type=int, default=SWEEP_ROWS)
     parser.add_argument("--minutes", type=float, default=600.0)
     options = parser.parse_args()
     every = cases_of(rows_or_exit(parser, options.folders))
-    cases, table, until = telling(every), read(FITTED), time.monotonic() + 60 * options.minutes
+    until = time.monotonic() + 60 * options.minutes
     if options.timed:
-        wanted = chosen(cases, options.rows, options.sweep_rows)
-        joined_times(list(looked(wanted, timed_rows, table, until))).save(options.timed)
+        look_at_times(every, options.timed, until, options.rows, options.sweep_rows)
     if options.held:
-        measured = filter(is_measured, with_memory(cases, options.rows))
-        both = {id(case): case for case in (*measured, *(each for each in reporting(every) if each.layout.pp <= 16))}
-        joined(list(looked(list(both.values()), held_rows, table, until))).save(options.held)
+        look_at_memory(every, options.held, until, options.rows)
+
+
+def look_at_times(
+    every: list[PublishedCase], path: Path, until: float = math.inf, rows: int = ROWS, sweep_rows: int = SWEEP_ROWS
+) -> None:
+    """Writes step times of some rows a file, and how they change with each constant."""
+    wanted = chosen(telling(every), rows, sweep_rows)
+    joined_times(list(looked(wanted, timed_rows, read(FITTED), until))).save(path)
+
+
+def look_at_memory(every: list[PublishedCase], path: Path, until: float = math.inf, rows: int = ROWS) -> None:
+    """Writes the memory of some rows a file that state it, and of all that a source with failed runs reports."""
+    measured = filter(is_measured, with_memory(telling(every), rows))
+    both = {id(case): case for case in (*measured, *(each for each in reporting(every) if each.layout.pp <= 16))}
+    joined(list(looked(list(both.values()), held_rows, read(FITTED), until))).save(path)
 
 
 def looked(

@@ -101,7 +101,7 @@ def _validate(rows: list[Row], unread: list[Unread], jobs: int, plots: Path | No
                     return pool.map(predict, cases, chunksize=max(1, min(16, len(cases) // (4 * jobs))))
 
                 outcome = compare(rows, predict_case, countdown, unread, each)
-    written = write_scatters(outcome, plots) if plots is not None else []
+    written = write_scatters(outcome.rows, plots) if plots is not None else []
     if as_json:
         _print_json(outcome.to_json())
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fourfold.config import UserError
 from fourfold.report.palette import AXES, INK, OPERATIONS, SOFT, SURFACE
-from outcome import PublishedOutcome, RowOutcome
+from outcome import RowOutcome
 
 _SIZE, _MARGIN = 420, 56
 COLOURS = (*(colour.light for table in (AXES, OPERATIONS) for colour in table.values()), SOFT.light)
@@ -25,15 +25,15 @@ class Scatter:
     pairs: tuple[tuple[float, float, str], ...]
 
 
-def write_scatters(outcome: PublishedOutcome, folder: Path) -> list[Path]:
+def write_scatters(rows: Sequence[RowOutcome], folder: Path, by_file: bool = True) -> list[Path]:
     """Step time and memory of all rows, and step time by file; the paths that were written. Raises `UserError`."""
     drawings = {
-        "step-time.svg": _scatter("Step time, all rows", "s", outcome.rows, memory=False),
-        "memory.svg": _scatter("Memory of a device, all rows", "GB", outcome.rows, memory=True),
+        "step-time.svg": _scatter("Step time, all rows", "s", rows, memory=False),
+        "memory.svg": _scatter("Memory of a device, all rows", "GB", rows, memory=True),
     }
-    for file in outcome.by_source:
-        rows = [row for row in outcome.rows if row.file == file]
-        drawings[f"step-time-{_plain(file)}.svg"] = _scatter(f"Step time, {file}", "s", rows, memory=False)
+    for file in dict.fromkeys(row.file for row in rows) if by_file else ():
+        mine = [row for row in rows if row.file == file]
+        drawings[f"step-time-{_plain(file)}.svg"] = _scatter(f"Step time, {file}", "s", mine, memory=False)
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,275 @@
+"""The tables of the accuracy pages: what each is made of, as lines of Markdown."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from case import PublishedCase, SettledPrediction
+from defaults import DEFAULTS
+from fit_pairs import Coverage
+from fit_table import Numbers
+from fourfold.config.kernel_choice import NO_CHOICE
+from fourfold.cost.fitted import framework_of
+from fourfold.validate.metrics import Errors, errors
+from outcome import RowOutcome
+from pairs import measure_published
+
+FEWEST = 5
+"""Runs below which a family or a device has no line of its own."""
+SAME = 1e-3
+"""Two measurements that are nearer than that are one run, told twice."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run beside its prediction. `left_out_time` and `left_out_memory`: predicted / measured - 1 by constants that were
+    fitted without the run's source, None where the run is not in the sample of which that is known."""
+
+    case: PublishedCase
+    row: RowOutcome
+    left_out_time: float | None = None
+    left_out_memory: float | None = None
+
+    @property
+    def time_error(self) -> float | None:
+        """predicted / measured - 1 of a step time that counts."""
+        return self.row.step_error if self.case.measured.time_counts else None
+
+    @property
+    def mfu(self) -> float | None:
+        """The measured share of the device's peak."""
+        return self.row.measured_mfu if self.time_error is not None else None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def of_errors(found: Sequence[float | None]) -> Errors:
+    """The errors of the runs that have one."""
+    return errors(
+        np.array([1 + each for each in found if each is not None]), np.ones(sum(each is not None for each in found))
+    )
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """All runs: step time, memory, whether they fit, and the order of layouts."""
+
+    def line(name: str, found: Errors) -> list[str]:
+        return [name, f"{found.count:,}", f"median {percent(found.median)} %, mean {percent(found.mean)} %"]
+
+    metrics = measure_published(*_judged(runs))
+    ranking, fit = metrics.ranking, metrics.fit
+    order = f"rank correlation {ranking.correlation_mean or 0:.2f}, regret: median {percent(ranking.regret_median)} %, "
+    rows = [
+        line("step time, every run that states one", metrics.step),
+        line(
+            "step time, with the run's own source left out of the fit", of_errors([run.left_out_time for run in runs])
+        ),
+        line("peak memory, every run that states it", metrics.memory),
+        line(
+            "peak memory, with the run's own source left out of the fit",
+            of_errors([run.left_out_memory for run in runs]),
+        ),
+        ["runs that ran, predicted to fit", f"{fit.ran:,}", f"{percent(fit.share)} %"],
+        [
+            f"order of layouts, in {ranking.groups} groups",
+            f"{ranking.layouts:,}",
+            f"{order}mean {percent(ranking.regret_mean)} %",
+        ],
+    ]
+    return table(["question", "runs", "answer"], rows)
+
+
+def nulls(runs: Sequence[Run]) -> str:
+    """Predictions beside constants, each made without the run's source, on the same runs."""
+    mine = [run for run in runs if run.left_out_time is not None and run.mfu]
+    constants: dict[str, list[float | None]] = {
+        "one share of the peak, all devices": constant_errors(mine, lambda case: ""),
+        "one share for each device and number format": constant_errors(
+            mine, lambda case: (case.device, case.precision.name)
+        ),
+        "one share for each device, number format and software": constant_errors(
+            mine, lambda case: (case.device, case.precision.name, framework_of(case.software))
+        ),
+    }
+    rows = []
+    for name, found in constants.items():
+        both = [(run, each) for run, each in zip(mine, found, strict=True) if each is not None]
+        null, ours = of_errors([each for _, each in both]), of_errors([run.left_out_time for run, _ in both])
+        beside = [percent(each) for each in (null.median, null.mean, ours.median, ours.mean)]
+        rows.append([name, str(null.count), *beside, f"{(ours.mean or 0) / (null.mean or 1):.2f}"])
+    return table(["constant", "runs", "its median %", "mean %", "fourfold's median %", "mean %", "skill"], rows)
+
+
+def constant_errors(runs: Sequence[Run], group_of: Callable[[PublishedCase], Hashable]) -> list[float | None]:
+    """The error of every run by the median share of the peak that the other sources' runs of its group reached; None where there
+    are no others."""
+    groups = defaultdict(list)
+    for run in runs:
+        groups[group_of(run.case)].append(run)
+    found: list[float | None] = []
+    for run in runs:
+        others = [each.mfu for each in groups[group_of(run.case)] if each.case.file != run.case.file and each.mfu]
+        found.append((run.mfu or 0.0) / float(np.median(others)) - 1 if others else None)
+    return found
+
+
+def split(runs: Sequence[Run], name: str, key: Callable[[PublishedCase], str]) -> str:
+    """Step time by a property of the runs, most runs first."""
+    groups = defaultdict(list)
+    for run in runs:
+        groups[key(run.case)].append(run)
+    rows = []
+    for value, mine in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        every, out = of_errors([run.time_error for run in mine]), of_errors([run.left_out_time for run in mine])
+        if every.count < FEWEST:
+            continue
+        sources = len({run.case.file for run in mine if run.time_error is not None})
+        cells = [percent(each) for each in (every.median, every.mean, every.bias)]
+        rows.append(
+            [value, str(sources), f"{every.count:,}", *cells, str(out.count), percent(out.median), percent(out.mean)]
+        )
+    head = ["sources", "runs", "median %", "mean %", "bias %", "left out: runs", "median %", "mean %"]
+    return table([name, *head], rows)
+
+
+def families(runs: Sequence[Run]) -> str:
+    return split(runs, "software", lambda case: framework_of(case.software))
+
+
+def devices(runs: Sequence[Run]) -> str:
+    return split(runs, "device", lambda case: case.device)
+
+
+def coverage(found: Sequence[Coverage]) -> str:
+    """Intervals, each run's made without its source or its pair."""
+    names = {"sources": "source", "pairs": "pair"}
+    rows = []
+    for each in found:
+        counted, wrong = [str(each.runs), str(each.sources)], f"{percent(each.median)}, {percent(each.mean)} %"
+        rows.append([names[each.out], each.quantity, *counted, wrong, f"{percent(each.covered)} %"])
+    return table(["left out", "figure", "runs", "sources", "median, mean error", "covered"], rows)
+
+
+def out_of_memory(found: Sequence[tuple[float, float, int, float]]) -> str:
+    rows = [[f"{low:g} to {high:g}", str(number), f"{100 * share:.0f} %"] for low, high, number, share in found]
+    return table(["said", "runs", "failed"], rows)
+
+
+def alike(runs: Sequence[Run]) -> str:
+    """Runs that are told apart by nothing that their sources state, and the least error that one prediction of each group has."""
+    groups = defaultdict(list)
+    for run in runs:
+        if run.time_error is not None and run.row.measured_step_seconds:
+            groups[stated(run.case)].append(run)
+    rows = []
+    for name, several in (("of one source", False), ("of several sources", True)):
+        found = [
+            each for each in map(_distinct, groups.values()) if len(each) > 1 and (len(_files(each)) > 1) == several
+        ]
+        spreads = [max(seconds) / min(seconds) - 1 for seconds in map(_seconds, found)]
+        least = [each for seconds in map(_seconds, found) for each in np.abs(np.median(seconds) / seconds - 1)]
+        predicted = [abs(run.time_error or 0.0) for each in found for run in each]
+        if found:
+            cells = [percent(float(each)) for each in (np.median(spreads), np.mean(least), np.mean(predicted))]
+            rows.append([name, str(len(found)), str(sum(map(len, found))), *cells])
+    head = ["runs stated alike", "groups", "runs", "slowest beside fastest, median %", "mean error of their median %"]
+    return table([*head, "of the prediction %"], rows)
+
+
+def stated(case: PublishedCase) -> str:
+    """A case but for its names and its measurements, as text."""
+    named = replace(case, id="", file="", source="", trainer="", model_name="", kernels=case.kernels or NO_CHOICE)
+    nothing = replace(
+        named.measured, step_seconds=None, step_from=None, memory_bytes=None, mfu=None, mfu_convention=None
+    )
+    told = replace(nothing, memory_kind="unstated", last_rank_alone=False)
+    return repr(replace(named, measured=told, peak_flops=None, from_memory=(), defaults=()))
+
+
+def _distinct(runs: Sequence[Run]) -> list[Run]:
+    """Without runs that are told twice."""
+    kept: list[Run] = []
+    for run in sorted(runs, key=lambda run: run.row.measured_step_seconds or 0.0):
+        if not kept or _seconds([run])[0] > _seconds(kept)[-1] * (1 + SAME):
+            kept.append(run)
+    return kept
+
+
+def _files(runs: Sequence[Run]) -> set[str]:
+    return {run.case.file for run in runs}
+
+
+def _seconds(runs: Sequence[Run]) -> Numbers:
+    return np.array([run.row.measured_step_seconds for run in runs], dtype=float)
+
+
+def by_source(runs: Sequence[Run]) -> str:
+    """Every source: step time, also with the source left out, memory, and whether runs fit."""
+    groups = defaultdict(list)
+    for run in runs:
+        groups[run.case.file].append(run)
+    rows = []
+    for file, mine in sorted(groups.items()):
+        metrics = measure_published(*_judged(mine))
+        out, held = of_errors([run.left_out_time for run in mine]), of_errors([run.left_out_memory for run in mine])
+        step, memory, fit = metrics.step, metrics.memory, metrics.fit
+        if not (step.count or memory.count or fit.ran):
+            continue
+        time = [
+            str(step.count or ""),
+            *(percent(each) for each in (metrics.null_mean, step.median, step.mean, step.bias)),
+        ]
+        kept = [str(memory.count or ""), percent(memory.mean), percent(held.mean)]
+        failed = f"{fit.failed_predicted_not_to_fit} of {fit.failed}" if fit.failed else ""
+        rows.append(
+            [file, *time, percent(out.median), percent(out.mean), *kept, str(fit.ran), percent(fit.share), failed]
+        )
+    head = ["runs", "null %", "median %", "mean %", "bias %", "left out: median %", "mean %"]
+    return table(
+        [
+            "source",
+            *head,
+            "memory: runs",
+            "mean %",
+            "left out: mean %",
+            "ran",
+            "predicted to fit %",
+            "failed, predicted so",
+        ],
+        rows,
+    )
+
+
+def skipped(rows: Sequence[RowOutcome]) -> str:
+    """The most frequent reasons for which rows have no prediction."""
+    reasons: dict[str, int] = defaultdict(int)
+    for row in rows:
+        if row.skipped is not None:
+            reasons[row.skipped] += 1
+    found = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:12]
+    return table(
+        ["why rows are skipped", "rows"], [[reason.replace("|", "/"), str(number)] for reason, number in found]
+    )
+
+
+def defaults() -> str:
+    return "\n".join(f"- {key}: {' '.join(sentence.split())}" for key, sentence in DEFAULTS.items())
+
+
+def _judged(runs: Sequence[Run]) -> tuple[list[PublishedCase], list[SettledPrediction]]:
+    """Cases and predictions, as the metrics read them."""
+    rows = [run.row for run in runs]
+    found = [
+        SettledPrediction(row.predicted_step_seconds, row.predicted_memory_bytes, row.predicted_to_fit) for row in rows
+    ]
+    return [run.case for run in runs], found
