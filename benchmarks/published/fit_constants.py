@@ -18,13 +18,14 @@ nobody names. It predicts every row.
 
 import json
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from case import PublishedCase, SettledPrediction
 from compare import validate as compare
@@ -132,14 +133,21 @@ class Model:
         """The error of every row by constants that are fitted without its part of the rows (its source, say): `shipped`, what it is
         by those that ship, and what leaving that part out changes, all other rows weighing as in the fit to all. A trainer's own
         departure is not written, and not counted."""
-        written, errors = np.array([node.level != "trainer" for node in self.nodes]), shipped.copy()
+        errors = shipped.copy()
+        for mine, change in self.left_out_changes(part_of):
+            errors[mine] += self.matrix[mine] @ change
+        return errors
+
+    def left_out_changes(
+        self, part_of: Callable[[PublishedCase], Hashable]
+    ) -> Iterator[tuple[NDArray[np.bool_], Numbers]]:
+        """Each part of the rows: which are its own, and by how much leaving it out moves every departure that is written."""
+        written = np.array([node.level != "trainer" for node in self.nodes])
         every, weights, ends = self._best(weights_of(self.cases) / OUTLIER)
         parts = [part_of(case) for case in self.cases]
         for part in dict.fromkeys(parts):
             mine = np.array([each == part for each in parts])
-            change = self._solved(np.where(mine, 0.0, weights), ends) - every
-            errors[mine] += self.matrix[mine] @ (change * written)
-        return errors
+            yield mine, (self._solved(np.where(mine, 0.0, weights), ends) - every) * written
 
     def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
         """The held limits that the rows press against: a held sum is beyond its end by the force on it."""
