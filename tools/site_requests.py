@@ -12,7 +12,7 @@ from fourfold.explore.catalog import catalog_document
 from tests.support.explore_server import FLAGS, needs_browser, running, watching
 from tools.build_site import FIRST
 
-PAGES = ("strategy", "pipeline", "collectives", "cluster", "tasks", "board", "accuracy")
+PAGES = ("strategy", "pipeline", "parallelism", "collectives", "device", "cluster", "tasks", "board", "accuracy")
 _LATER = ("estimate", "plan", "board_run")
 """Documents that are asked for where a machine is slow, or by a person."""
 
