@@ -18,9 +18,11 @@ _LATER = ("estimate", "plan", "board_run")
 
 
 def places() -> list[str]:
-    """The addresses that a person begins with: every page, and every run of the literature."""
-    return [f"#/{name}" for name in PAGES] + [
-        f"#/strategy?run={each['name']}" for each in catalog_document()["presets"]
+    """The addresses that a person begins with: every page, every part of Parallelism, and every run of the literature."""
+    return [
+        *(f"#/{name}" for name in PAGES),
+        *(f"#/parallelism?parallelism.part={part}" for part in ("context", "expert", "zero")),
+        *(f"#/strategy?run={each['name']}" for each in catalog_document()["presets"]),
     ]
 
 
