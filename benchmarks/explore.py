@@ -107,7 +107,8 @@ DRAGS = (
          {"collectives.bytes": ("1000000", "3000000", "70000000")}, (1, 3, 5, 7, 9, 11, 13, 14)),
     Drag("Collectives: bytes of the buffer", "collectives", "MB of the buffer", "collectives.steps",
          EIGHT | {"collectives.ranks": "16"}, {"collectives.per_node": ("4", "8", "16")}),
-    Drag("Collectives: moment of the step", "collectives", "Moment of the step", None, EIGHT, BATCHES, tuple(range(3, 90, 11))),
+    Drag("Parallelism, ZeRO: moment of the step", "parallelism", "Moment of the step", None, EIGHT | {"parallelism.part": "zero"},
+         BATCHES, tuple(range(3, 90, 11))),
 )  # fmt: skip
 
 

@@ -12,15 +12,17 @@ from fourfold.explore.catalog import catalog_document
 from tests.support.explore_server import FLAGS, needs_browser, running, watching
 from tools.build_site import FIRST
 
-PAGES = ("strategy", "pipeline", "collectives", "cluster", "tasks", "board", "accuracy")
+PAGES = ("strategy", "pipeline", "parallelism", "collectives", "device", "cluster", "tasks", "board", "accuracy")
 _LATER = ("estimate", "plan", "board_run")
 """Documents that are asked for where a machine is slow, or by a person."""
 
 
 def places() -> list[str]:
-    """The addresses that a person begins with: every page, and every run of the literature."""
-    return [f"#/{name}" for name in PAGES] + [
-        f"#/strategy?run={each['name']}" for each in catalog_document()["presets"]
+    """The addresses that a person begins with: every page, every part of Parallelism, and every run of the literature."""
+    return [
+        *(f"#/{name}" for name in PAGES),
+        *(f"#/parallelism?parallelism.part={part}" for part in ("context", "expert", "zero")),
+        *(f"#/strategy?run={each['name']}" for each in catalog_document()["presets"]),
     ]
 
 

@@ -11,7 +11,7 @@ from fourfold.explore.documents import encoded
 from fourfold.explore.setup import Malformed
 from fourfold.model.work import sent_bytes
 from tests.explore.test_documents import SMALL, silent
-from tests.support.explore_server import Watched
+from tests.support.explore_server import Watched, in_address
 
 DENSE = SMALL | {"model.preset": "llama3.2-1b", "batch.sequence_length": 2048}
 MOE = SMALL | {"model.preset": "mixtral-8x7b", "batch.sequence_length": 2048}
@@ -122,7 +122,7 @@ def test_blocks_that_cannot_be_drawn_are_refused() -> None:
 
 def test_the_page_walks_through_a_block(watched: Watched) -> None:
     tab = watched.tab
-    watched.open("#/collectives?collectives.block=0")
+    watched.open("#/parallelism?parallelism.block=0")
     tab.wait_for_selector("svg[aria-label*='input and norm, split by tokens']")
     assert tab.locator("svg[aria-label^='A block'] text.rank").count() == 4
     tab.get_by_role("button", name="Step of the block: on").click()
@@ -134,12 +134,17 @@ def test_the_page_walks_through_a_block(watched: Watched) -> None:
 
 
 def test_the_page_turns_the_ring_and_sends_tokens(watched: Watched) -> None:
-    tab = watched.tab
-    watched.open("#/collectives?collectives.cp=2&collectives.turn=0")
+    """The part that is looked at is in the address; each part asks for its own documents alone."""
+    tab, asked = watched.tab, list[str]()
+    tab.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    watched.open("#/parallelism?parallelism.cp=2&parallelism.part=context&parallelism.turn=0")
     tab.wait_for_selector("svg[aria-label^='Every rank has its own keys']")
     tab.get_by_role("button", name="Turn of the ring: on").click()
     tab.wait_for_selector("svg[aria-label^='Turn 1'] path.part.now")
     assert tab.locator("path.part.now").count() == 4
+    assert "simulate" not in asked
+    tab.locator("fieldset span", has_text="expert").click()
+    in_address(tab, "parallelism.part=expert")
     tab.get_by_label("Stage of the exchange", exact=True).last.focus()
     tab.keyboard.press("End")
     tab.wait_for_selector("svg[aria-label^='All-to-all back']")

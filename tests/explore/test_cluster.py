@@ -1,7 +1,5 @@
 """The cluster page in a browser: its numbers are the documents', every control and key changes what is drawn."""
 
-import csv
-import io
 import json
 import re
 from typing import Any
@@ -10,7 +8,6 @@ from urllib.parse import urlencode
 import pytest
 
 from fourfold.api.simulation import SimulationResult, simulate
-from fourfold.cost.attention_traffic import tiles_of
 from fourfold.hardware import load_cluster
 from fourfold.report.units import format_bytes
 from tests.explore.test_strategy import saved, until
@@ -43,13 +40,11 @@ def place(keys: dict[str, str], **own: str) -> str:
 
 
 def opened(watched: Watched, keys: dict[str, str], **own: str) -> Any:
-    """The tab, with the cluster, its groups, the roofline and attention drawn."""
+    """The tab, with the cluster and its groups drawn."""
     watched.open(place(keys, **own))
     tab = watched.tab
     until(tab, "Number(document.querySelector('canvas')?.dataset.blocks) > 0")
     tab.wait_for_selector("fieldset .axis[aria-pressed=true]")
-    tab.wait_for_selector("h2:has-text('Roofline')")
-    tab.wait_for_selector("h2:has-text('Attention\\'s traffic')")
     return tab
 
 
@@ -204,54 +199,10 @@ def test_a_hundred_thousand_devices_are_few_shapes(watched: Watched, theme: str)
     assert all(0 < blocks < 30_000 for blocks, _ in seen)
 
 
-def test_the_roofline_s_points_are_the_document_s(watched: Watched) -> None:
-    tab = opened(watched, SMALL)
-    rows = list(csv.DictReader(io.StringIO(saved(tab, "Roofline of h100-sxm", "CSV"))))
-    document = json.loads(saved(tab, "Roofline of h100-sxm", "JSON"))
-    assert tab.locator(".plot path").count() == len(rows) == len(document["kernels"])
-    assert [float(row["FLOP/s"]) for row in rows] == [each["flops_per_second"] for each in document["kernels"]]
-    tab.get_by_text("head", exact=True).click()
-    heads = [each for each in document["kernels"] if each["segment"] == "head"]
-    until(tab, f"document.querySelectorAll('.plot path').length === {len(heads)}")
-    last = tab.get_by_role("list", name="Kernels, longest first").get_by_role("button").last
-    last.focus()
-    tab.keyboard.press("Enter")
-    assert last.get_attribute("aria-pressed") == "true"
-    assert heads[-1]["shape"] in tab.locator(".detail").inner_text()
-    in_address(tab, "cluster.segment=head")
-
-
-def test_attention_is_played_tile_by_tile(watched: Watched) -> None:
-    tab = opened(watched, SMALL, tokens="2048", heads="4", head_dim="64", fast_kb="100", frame="0")
-    shape = tiles_of(2048, 64, 102_400, causal=True)
-    tiles = sum(len(shape.key_range(tile)) for tile in range(shape.query_tiles))
-    until(tab, "document.querySelector('.player b')?.textContent.startsWith('0 of')")
-    tab.get_by_role("button", name="Next tile").click()
-    tab.wait_for_selector("p:has-text('queries 0 to 63, keys and values 0 to 199')")
-    tab.get_by_label("Tiles done").focus()
-    tab.keyboard.press("End")
-    until(tab, f"document.querySelector('.player b').textContent.startsWith('{tiles} of {tiles}')")
-    found = json.loads(saved(tab, "Attention's traffic", "JSON"))
-    assert (found["query_rows"], found["key_rows"], found["computed_tiles"]) == (64, 200, tiles)
-    by_name = {each["name"]: each["bytes"] for each in found["algorithms"]}
-    shown = tab.locator(".bars").inner_text()
-    for size in by_name.values():
-        assert format_bytes(size) in shown
-    tab.locator(".bar", has_text="Dao et al. 2022, algorithm 1").click()
-    until(tab, "location.hash.includes('cluster.order=2022')")
-    tab.get_by_text("none", exact=True).click()
-    tab.wait_for_selector("p:has-text('No tile is skipped')")
-    tab.get_by_role("button", name="Play the tiles").click()
-    until(tab, "Number(new URLSearchParams(location.hash.split('?')[1]).get('cluster.frame')) > 42")
-    tab.get_by_role("button", name="Pause the tiles").click()
-    tab.get_by_role("button", name="The model's sizes").click()
-    until(tab, "!location.hash.includes('cluster.tokens')")
-
-
 def test_every_chart_has_a_table_and_gives_files(watched: Watched) -> None:
     tab = opened(watched, SMALL)
     tab.wait_for_selector(".busiest")
-    for title in ("DGX H100 SuperPOD", "Levels of the network", "Roofline of h100-sxm", "Attention's traffic"):
+    for title in ("DGX H100 SuperPOD", "Levels of the network"):
         assert saved(tab, title, "SVG").startswith("<svg")
         assert len(saved(tab, title, "CSV").splitlines()) > 1
         json.loads(saved(tab, title, "JSON"))

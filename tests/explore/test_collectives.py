@@ -137,6 +137,21 @@ def test_the_page_steps_through_a_collective(watched: Watched) -> None:
     tab.wait_for_selector("button[aria-pressed=true] .name:has-text('pairwise')")
 
 
+def test_a_collective_of_the_set_up_s_step_is_opened(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/collectives?run=preset:llama3-405b-16k")
+    figure = tab.locator("figure[data-name=step-collectives]")
+    row = figure.get_by_role("button", name="all-gather of tp: 268 MB over 8 ranks in a node")
+    row.click()
+    tab.wait_for_selector("p.said:has-text('the step\\'s all-gather of tp')")
+    in_address(tab, "collectives.bytes=268435456")
+    assert tab.locator("rect.node").count() == 1
+    assert tab.locator("figure[data-name=collective] .rank").count() == 8
+    figure.get_by_role("button", name="all-gather of dp_shard").click()
+    tab.wait_for_selector("p.said:has-text('16 of its ranks are drawn')")
+    assert tab.locator("rect.node").count() == 16
+
+
 def test_a_collective_is_played_to_its_end(watched: Watched) -> None:
     watched.open("#/collectives?collectives.ranks=3&collectives.per_node=3&collectives.step=0")
     watched.tab.wait_for_selector("figure svg .rank")
@@ -147,7 +162,7 @@ def test_a_collective_is_played_to_its_end(watched: Watched) -> None:
 
 
 def test_the_page_shows_where_the_states_live(watched: Watched) -> None:
-    watched.open("#/collectives?collectives.moment=50")
+    watched.open("#/parallelism?parallelism.moment=50&parallelism.part=zero")
     for name in ("ZeRO-0", "ZeRO-1", "ZeRO-2", "ZeRO-3", "HSDP"):
         watched.tab.wait_for_selector(f"figure:has(h2:has-text('{name}')) svg path")
     before = watched.tab.locator("svg[aria-label^=ZeRO-3]").get_attribute("aria-label")

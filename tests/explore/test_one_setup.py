@@ -85,20 +85,22 @@ def test_the_cursor_keeps_its_share_of_the_step_when_the_unit_changes(watched: W
 
 def test_a_block_is_cut_as_the_set_up_cuts_it(watched: Watched) -> None:
     tab = watched.tab
-    watched.open(f"#/collectives?{urlencode({'run': LLAMA})}")
+    watched.open(f"#/parallelism?{urlencode({'run': LLAMA})}")
     tab.wait_for_selector("[data-setup]:has-text('tp 8, as drawn')")
+    assert tab.locator("dt:has-text('pp') + dd").inner_text() == "16"
     group = tab.locator("fieldset:has-text('Tensor parallel')")
     assert group.locator("input:checked").get_attribute("value") == "8"
     group.get_by_text("2", exact=True).click()
     tab.wait_for_selector("[data-setup]:has-text('The set-up has tp 8;')")
-    in_address(tab, "collectives.tp=2")
+    in_address(tab, "parallelism.tp=2")
     tab.get_by_role("button", name="draw the set-up's").click()
     tab.wait_for_selector("[data-setup]:has-text('tp 8, as drawn')")
 
 
 def test_of_an_exchange_of_experts_a_rank_s_own_part_stays(watched: Watched) -> None:
     tab = watched.tab
-    watched.open(f"#/collectives?{urlencode({**EIGHT, 'model.preset': 'mixtral-8x7b', 'collectives.exchange': '1'})}")
+    own = {"model.preset": "mixtral-8x7b", "parallelism.part": "expert", "parallelism.exchange": "1"}
+    watched.open(f"#/parallelism?{urlencode(EIGHT | own)}")
     tab.wait_for_selector("p.said:has-text('(ep − 1)/ep = 3/4')")
     found = json.loads(saved(tab, "Expert parallelism: tokens go to their experts", "JSON"))
     sentence = tab.locator("p.said:has-text('(ep − 1)/ep')").inner_text()
@@ -134,7 +136,7 @@ def test_a_picture_says_what_it_is_and_where_it_is_from(watched: Watched) -> Non
         assert words in shown.replace("- ", "-"), words
 
 
-@pytest.mark.parametrize("page", ["strategy", "pipeline", "collectives", "cluster"])
+@pytest.mark.parametrize("page", ["strategy", "pipeline", "parallelism", "collectives", "device", "cluster"])
 def test_every_item_of_every_menu_gives_a_file(watched: Watched, page: str) -> None:
     tab = watched.tab
     watched.open(f"#/{page}?{urlencode(EIGHT)}")
@@ -218,17 +220,17 @@ def test_a_server_that_starts_again_goes_on(browser: Any, tmp_path: Path) -> Non
 
 
 def test_replicas_share_the_set_up_s_data_parallelism(watched: Watched) -> None:
-    watched.open(f"#/collectives?{urlencode({'run': LLAMA})}")
-    watched.tab.wait_for_selector("[data-setup]")
+    watched.open(f"#/parallelism?{urlencode({'run': LLAMA, 'parallelism.part': 'zero'})}")
+    watched.tab.wait_for_selector("h2:text-is('ZeRO-1')")
     watched.tab.wait_for_load_state("networkidle")
     assert "HSDP: the layout" not in watched.tab.locator("body").inner_text()
 
 
 def test_what_moves_or_sends_more_than_one_thinks_has_a_sentence(watched: Watched) -> None:
     tab = watched.tab
-    watched.open(f"#/collectives?{urlencode(EIGHT)}")
+    watched.open(f"#/parallelism?{urlencode({**EIGHT, 'parallelism.part': 'zero'})}")
     tab.wait_for_selector("[data-again]:has-text('it reduces them after each of the 8 microbatches, ZeRO-1 once')")
-    watched.open(f"#/cluster?{urlencode(EIGHT)}")
+    watched.open(f"#/device?{urlencode(EIGHT)}")
     tab.wait_for_selector("[data-more]:has-text('FlashAttention-2 moves more here')")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.explore.test_cluster import SMALL as ON_CLUSTER
 from tests.explore.test_cluster import place as cluster_place
+from tests.explore.test_device import place as device_place
 from tests.explore.test_strategy import EIGHT
 from tests.explore.test_strategy import place as strategy_place
 from tests.explore.test_tasks import opened as guessed
@@ -28,7 +29,8 @@ def click(selector: str) -> Callable[[Any], None]:
 
 
 PROVED = "document.body.innerText.includes('The verifier proved') && document.querySelector('tr.own') !== null"
-ROOFED = "document.querySelector('.busiest') !== null && document.querySelector('.bar') !== null"
+ROOFED = "document.querySelector('.busiest') !== null"
+TILED = "document.querySelector('.bar') !== null"
 COMPARED = strategy_place(EIGHT | {"strategy.compare": "1", "strategy.edit": "b", "b.layout.zero": "3"})
 JUDGED = "document.querySelector('.result h2') !== null"
 CASES = {
@@ -48,11 +50,12 @@ CASES = {
         "true",
     ),
     "collectives, ranks": ("#/collectives", fill("ranks", "6"), "true"),
-    "collectives, a block": ("#/collectives?collectives.block=2", click("fieldset:has-text('Tensor') label:has-text('2')"), "true"),
+    "parallelism": ("#/parallelism?parallelism.block=2", click("fieldset:has-text('Tensor') label:has-text('2')"), "true"),
+    "parallelism, a part": ("#/parallelism", click("label:has-text('context')"), "true"),
     "cluster, a rank": (cluster_place(ON_CLUSTER), fill("rank", "13"), ROOFED),
     "cluster, an axis": (cluster_place(ON_CLUSTER), click("fieldset .axis:has-text('dp_shard')"), ROOFED),
     "cluster, devices": (cluster_place(ON_CLUSTER), fill("devices", "32"), ROOFED),
-    "cluster, attention": (cluster_place(ON_CLUSTER, frame="9"), fill("heads", "4"), ROOFED),
+    "device, attention": (device_place(ON_CLUSTER, frame="9"), fill("heads", "4"), TILED),
     "accuracy": ("#/accuracy?accuracy.software=llm.c", click("tbody .pick"), "document.querySelector('[data-point]') !== null"),
     "tasks": (task_place("eight-copies"), click("fieldset:has-text('ZeRO') label:has-text('1')"), JUDGED),
 }  # fmt: skip

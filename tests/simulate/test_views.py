@@ -7,13 +7,23 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import RunFailure
+from fourfold.model.work import sent_bytes
 from fourfold.program import Op
 from fourfold.program.liveness import ledger, memory_peak
 from fourfold.simulate.critical_path import critical_path
 from fourfold.simulate.memory import memory_along, memory_over_time
 from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.step import Simulation, simulate
-from fourfold.simulate.summary import BUSY, BYTES, EXPOSED, StepSummary, level_bytes, traffic
+from fourfold.simulate.summary import (
+    BUSY,
+    BYTES,
+    EXPOSED,
+    OF_GROUPS,
+    StepSummary,
+    collective_counts,
+    level_bytes,
+    traffic,
+)
 from fourfold.simulate.trace import COMPUTE_TRACK, trace_events, write_trace
 from tests.support.opcodes import COMPUTE_OPS
 from tests.support.programs import MIXTRAL, make_spec
@@ -98,6 +108,23 @@ def test_every_byte_that_is_sent_goes_through_one_level(simulation: Simulation) 
     names = {name: sum(link.sent_bytes.get(name, 0.0) for link in summary.links) for name in by_axes}
     sent = {each.axes: each.sent_bytes for each in summary.communication if each.axes in names}
     assert names == pytest.approx(sent)
+
+
+def test_collectives_are_those_of_the_programs_and_send_their_bytes(simulation: Simulation) -> None:
+    for program, counts in zip(simulation.programs, collective_counts(simulation), strict=True):
+        sent = dict[str, int]()
+        for each in (found for p in program.instructions for found in p.collectives if found.kind in OF_GROUPS):
+            sent[each.axes] = sent.get(each.axes, 0) + each.sent_bytes
+        sizes = dict[str, float]()
+        layout = simulation.spec.layout
+        for (axes, kind, size), number in counts.items():
+            ranks = len(layout.group_of(0, tuple(axes.split("+"))))
+            sizes[axes] = sizes.get(axes, 0.0) + number * sent_bytes(kind, size, ranks)
+        assert sizes == {axes: size for axes, size in sent.items() if size}
+    summary = StepSummary(StepPrediction(simulation.seconds, simulation), simulation.spec.layout.num_microbatches)
+    for each in summary.communication:
+        assert each.ranks == len(layout.group_of(0, tuple(each.axes.split("+")))) >= each.ranks_per_node >= 1
+        assert all(kind.number > 0 and kind.buffer_bytes > 0 for kind in each.collectives)
 
 
 @pytest.mark.parametrize("spans", [1, 7, 120, 10_000])

@@ -35,10 +35,13 @@ class Place:
 PLACES = {
     "strategy": Place("#/strategy", "[aria-busy=false] h1:has-text('Fits')"),
     "pipeline": Place("#/pipeline?pipeline.schedule=1f1b", "text=The verifier proved"),
-    "collectives": Place("#/collectives", ".strip button.now"),
-    "cluster": Place("#/cluster?cluster=dgx-h100%3A64&layout.tp=8", "h2:has-text('s traffic')"),
+    "collectives": Place("#/collectives", "main:has(.strip button.now) figure .pick"),
+    "device": Place("#/device", "h2:has-text('s traffic')"),
+    "cluster": Place("#/cluster?cluster=dgx-h100%3A64&layout.tp=8", ".busiest"),
     "tasks": Place("#/tasks", "text=of 42 solved"),
-    "block": Place("#/collectives", "path.way", "section[aria-labelledby=block-title]"),
+    "block": Place("#/parallelism", "figure svg .band"),
+    "experts": Place("#/parallelism?parallelism.part=expert", "path.way"),
+    "zero": Place("#/parallelism?parallelism.part=zero", "figure:has(h2:text-is('HSDP')) svg path"),
 }
 """Pages are added here, and `python -m tools.page_pictures NAME` stores their pictures."""
 

@@ -154,6 +154,11 @@ class Prices:
         span = self._span(axes)
         return span.size > span.members[0]
 
+    def group_ranks(self, axes: str) -> tuple[int, int]:
+        """Ranks of a group along `axes`, and how many of them lie in one node at most."""
+        span = self._span(axes)
+        return span.size, span.members[0]
+
     def _span(self, axes: str) -> Span:
         found = self._spans.get(axes)
         if found is None:

@@ -52,14 +52,27 @@ def layout_record(layout: Layout) -> LayoutDocument:
 
 
 @record
+class CollectiveCount:
+    """Collectives of one kind in a step, on average over devices: how many, and the buffer of those that carry the most bytes."""
+
+    kind: str
+    number: float
+    buffer_bytes: int
+
+
+@record
 class TrafficDocument:
-    """Communication of the groups along `axes`, on average over devices."""
+    """Communication of the groups along `axes`, on average over devices. `ranks`: of a group, `ranks_per_node` of them in a node at
+    most; 0 of the link to the host. `collectives`: by kind, those that carry most bytes first."""
 
     axes: str
     levels: list[str]
     sent_bytes: float
     busy_seconds: float
     exposed_seconds: float
+    ranks: int
+    ranks_per_node: int
+    collectives: list[CollectiveCount]
 
 
 @record

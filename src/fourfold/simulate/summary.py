@@ -10,6 +10,7 @@ from functools import cached_property
 from fourfold.cost.prices import Prices
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
+from fourfold.model.work import CollectiveKind
 from fourfold.program.instruction import Op
 from fourfold.program.opcode import HOST_STREAMS
 from fourfold.program.pattern import Pattern
@@ -21,6 +22,8 @@ from fourfold.simulate.step import IDLE, Simulation, exposed_axes, mean_seconds
 BYTES, BUSY, EXPOSED = "sent_bytes", "busy_seconds", "exposed_seconds"
 Sums = dict[tuple[str, str], float]
 ONCE = "the software, once a step"
+OF_GROUPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Kinds of collectives that a whole group enters."""
 MEMORY_SHARE = 0.95
 """Share of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
 IMBALANCE = "imbalance"
@@ -103,6 +106,22 @@ def _rank_level_bytes(simulation: Simulation, rank: int) -> dict[tuple[str, int]
     return sums
 
 
+def collective_counts(simulation: Simulation) -> list[dict[tuple[str, CollectiveKind, int], float]]:
+    """How many collectives a device of every pipeline rank enters: by (axes, kind, bytes of the buffer). A message between two
+    ranks is none."""
+    return [_rank_collectives(simulation, rank) for rank in range(len(simulation.programs))]
+
+
+def _rank_collectives(simulation: Simulation, rank: int) -> dict[tuple[str, CollectiveKind, int], float]:
+    found = dict[tuple[str, CollectiveKind, int], float]()
+    for pattern, microbatches in simulation.programs[rank].steps.microbatches.items():
+        for each in pattern.work.collectives:
+            if each.kind in OF_GROUPS and each.sent_bytes:
+                key = each.axes, each.kind, each.bytes
+                found[key] = found.get(key, 0.0) + len(microbatches)
+    return found
+
+
 def _seconds(step: Pattern, prices: Prices) -> dict[str, float]:
     """Seconds of an instruction's collectives, by axes; of a copy, by its direction."""
     if step.op.is_host_copy:
@@ -114,15 +133,28 @@ def _seconds(step: Pattern, prices: Prices) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class KindCount:
+    """Collectives of one kind in a step, on average over devices: how many, and the buffer of those that carry the most bytes."""
+
+    kind: CollectiveKind
+    number: float
+    buffer_bytes: int
+
+
+@dataclass(frozen=True)
 class AxesTraffic:
     """Communication of the groups along `axes`, or of a direction of the link to the host, on average over devices: bytes sent,
-    seconds on the link, seconds waited for. `levels`: of links that they cross, innermost first."""
+    seconds on the link, seconds waited for. `levels`: of links that they cross, innermost first. `ranks`: of a group, at most
+    `ranks_per_node` of them in a node; 0 of the link to the host. `collectives`: by kind, those that carry most bytes first."""
 
     axes: str
     levels: tuple[str, ...]
     sent_bytes: float
     busy_seconds: float
     exposed_seconds: float
+    ranks: int = 0
+    ranks_per_node: int = 0
+    collectives: tuple[KindCount, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,16 +319,31 @@ class StepSummary:
         """By axes, the most exposed first."""
         ranks = self.step.along(traffic)
         mean = {key: sum(rank.get(key, 0.0) for rank in ranks) / len(ranks) for rank in ranks for key in rank}
-        levels = self.step.simulation.prices.levels
-        found = [
-            AxesTraffic(
-                axes,
-                () if axes in HOST_STREAMS else levels(axes),
-                *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)),
-            )
-            for axes in dict.fromkeys(axes for axes, _ in mean)
-        ]
+        prices = self.step.simulation.prices
+        found = []
+        for axes in dict.fromkeys(axes for axes, _ in mean):
+            sent, busy, exposed = (mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED))
+            here = axes in HOST_STREAMS
+            levels, (size, in_node) = ((), (0, 0)) if here else (prices.levels(axes), prices.group_ranks(axes))
+            found.append(AxesTraffic(axes, levels, sent, busy, exposed, size, in_node, self._kinds(axes)))
         return sorted(found, key=lambda each: (-each.exposed_seconds, -each.busy_seconds, each.axes))
+
+    def _kinds(self, axes: str) -> tuple[KindCount, ...]:
+        carried: dict[CollectiveKind, list[tuple[float, float, int]]] = {}
+        for (found, kind, size), number in self._collectives.items():
+            if found == axes:
+                carried.setdefault(kind, []).append((number * size, number, size))
+        most = sorted(carried.items(), key=lambda item: -sum(total for total, _, _ in item[1]))
+        return tuple(KindCount(kind, sum(number for _, number, _ in each), max(each)[2]) for kind, each in most)
+
+    @cached_property
+    def _collectives(self) -> dict[tuple[str, CollectiveKind, int], float]:
+        """How many collectives of a device by (axes, kind, bytes of the buffer), mean over pipeline ranks."""
+        ranks, sums = self.step.along(collective_counts), dict[tuple[str, CollectiveKind, int], float]()
+        for rank in ranks:
+            for key, number in rank.items():
+                sums[key] = sums.get(key, 0.0) + number / len(ranks)
+        return sums
 
     @cached_property
     def links(self) -> list[LinkTraffic]:

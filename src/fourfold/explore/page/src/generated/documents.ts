@@ -300,6 +300,13 @@ export interface ClusterRow {
   dollars_per_device_hour: number | null;
 }
 
+/** Collectives of one kind in a step, on average over devices: how many, and the buffer of those that carry the most bytes. */
+export interface CollectiveCount {
+  kind: string;
+  number: number;
+  buffer_bytes: number;
+}
+
 /** A collective on a cluster's links. `places`: the device of each rank; `block`: ranks that a hierarchical algorithm takes together. `seconds`: of the steps, one after the other; `priced_seconds`: what a simulated training step pays for it, with rings beside each other and the better of ring and tree. */
 export interface CollectiveDocument {
   kind: string;
@@ -1243,13 +1250,16 @@ export interface TrackDocument {
   tasks: TaskDocument[];
 }
 
-/** Communication of the groups along `axes`, on average over devices. */
+/** Communication of the groups along `axes`, on average over devices. `ranks`: of a group, `ranks_per_node` of them in a node at most; 0 of the link to the host. `collectives`: by kind, those that carry most bytes first. */
 export interface TrafficDocument {
   axes: string;
   levels: string[];
   sent_bytes: number;
   busy_seconds: number;
   exposed_seconds: number;
+  ranks: number;
+  ranks_per_node: number;
+  collectives: CollectiveCount[];
 }
 
 /** A kernel of an algorithm: bytes that it loads from slow memory and stores there, all heads together. */

@@ -11,7 +11,9 @@ interface Page {
 export const pages: Record<PageName, Page> = {
   strategy: { title: "Strategy", load: () => import("./strategy/Strategy.svelte") },
   pipeline: { title: "Pipeline", load: () => import("./pipeline/Pipeline.svelte") },
+  parallelism: { title: "Parallelism", load: () => import("./parallelism/Parallelism.svelte") },
   collectives: { title: "Collectives", load: () => import("./collectives/Collectives.svelte") },
+  device: { title: "Device", load: () => import("./device/Device.svelte") },
   cluster: { title: "Cluster", load: () => import("./cluster/Cluster.svelte") },
   run: { title: "Run", load: () => import("./run/Run.svelte") },
   tasks: { title: "Tasks", load: () => import("./tasks/Tasks.svelte") },

@@ -3,14 +3,16 @@
 import { untrack } from "svelte";
 import { SvelteMap } from "svelte/reactivity";
 import { isFile } from "../api/client.ts";
+import { alone } from "./alone.ts";
 import { History } from "./history.ts";
+import { movedPlace } from "./moved.ts";
 import { orStart, type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
 /** While a control is dragged the address waits until it rests so long: the browser takes longer over it than over a redraw. */
 const REST_MS = 200;
 
 class Session {
-  #place = $state.raw<Place>(readHash(location.hash, isFile ? "run" : "strategy"));
+  #place = $state.raw<Place>(movedPlace(readHash(location.hash, isFile ? "run" : "strategy"), alone));
   #history = new History<Place>();
   #steps = $state(0);
   #page = $derived(this.#place.page);
@@ -22,7 +24,10 @@ class Session {
 
   constructor() {
     addEventListener("hashchange", () => {
-      if (location.hash !== writeHash(this.#place)) this.#show(readHash(location.hash), "");
+      if (location.hash === writeHash(this.#place)) return;
+      const place = movedPlace(readHash(location.hash));
+      history.replaceState(null, "", writeHash(place)); // so that Back does not lead to an address that leads here
+      this.#show(place, "");
     });
     addEventListener("pagehide", () => this.#write(false));
   }
@@ -64,7 +69,12 @@ class Session {
 
   /** The address of another page with the same setup: parameters of other pages (`PAGE.NAME`) stay too. */
   addressOf(page: PageName): string {
-    return writeHash({ page, params: this.#place.params });
+    return writeHash({ page, params: withChanges(this.#place.params, { figure: undefined }) });
+  }
+
+  /** The address that scrolls to a figure of this page, in the state that is shown. */
+  addressOfFigure(figure: string): string {
+    return writeHash({ page: this.page, params: { ...this.#place.params, figure } });
   }
 
   /** What a control does while it is dragged. */

@@ -1,9 +1,12 @@
-/** The page's state as the address holds it: `#/PAGE?key=value&...`. Keys are the run file's, options, and `PAGE.NAME`. */
+/** The page's state as the address holds it: `#/PAGE?key=value&...`. Keys are the run file's, options, `PAGE.NAME`, and `figure`: the
+ * figure that is scrolled to. */
 
 export const PAGES = [
   "strategy",
   "pipeline",
+  "parallelism",
   "collectives",
+  "device",
   "cluster",
   "run",
   "tasks",

@@ -1,10 +1,8 @@
 /** What the person looks at on this page; the address holds it. */
 
-import { catalog } from "$lib/api/catalog.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
 import { Choices, CONTROLS, shownBy } from "$lib/state/choices.ts";
-import { session } from "$lib/state/session.svelte.ts";
-import { editing } from "../strategy/editing.svelte.ts";
+import { clusterOf } from "../strategy/editing.svelte.ts";
 
 /** A part of the picture: how often it is enlarged, and where its middle is, as shares of the picture. */
 export interface View {
@@ -15,10 +13,8 @@ export interface View {
 export const WHOLE: View = { scale: 1, x: 0.5, y: 0.5 };
 
 class Choice extends Choices {
-  /** The setup's cluster: stated, or that of its run, which the catalog knows. */
   get cluster(): string | undefined {
-    const waits = session.get("run") !== undefined && catalog.document === undefined;
-    return editing.value("cluster") || (waits ? undefined : "dgx-h100:8");
+    return clusterOf();
   }
 
   get axes(): string | undefined {
@@ -33,31 +29,6 @@ class Choice extends Choices {
     const [scale, x, y] = (this.own("view") ?? "").split(",").map(Number);
     const valid = [scale, x, y].every((each) => Number.isFinite(each));
     return valid && scale !== undefined && scale >= 1 ? { scale, x: x ?? 0.5, y: y ?? 0.5 } : WHOLE;
-  }
-
-  get segment(): string {
-    return this.own("segment") ?? "";
-  }
-
-  get kernel(): string | undefined {
-    return this.own("kernel");
-  }
-
-  get causal(): boolean {
-    return this.own("causal") !== "0";
-  }
-
-  get order(): "2022" | "2023" {
-    return this.own("order") === "2022" ? "2022" : "2023";
-  }
-
-  get frame(): number {
-    return Math.max(0, Math.floor(this.number("frame", 40)));
-  }
-
-  /** A size of the attention that is looked at; undefined: the model's. */
-  size(key: "tokens" | "heads" | "head_dim" | "fast_kb"): number | undefined {
-    return this.number(key, undefined);
   }
 
   /** Keeps the part of the picture. */
@@ -78,8 +49,6 @@ export const page = new Shown("cluster", {
   machine: "cluster",
   groups: "groups",
   step: "simulate",
-  roofline: "roofline",
-  attention: "attention",
 });
 /** The choices that are shown: those of its documents. */
 export const shown = new Choice("cluster", shownBy(page));

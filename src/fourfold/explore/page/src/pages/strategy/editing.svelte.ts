@@ -88,6 +88,12 @@ export function valuesOf(params: Params): Params {
   return editsSecond(params) ? { ...first, ...secondKeys(params) } : first;
 }
 
+/** The setup's cluster: stated, or that of its run, which the catalog knows; undefined until that is there. */
+export function clusterOf(): string | undefined {
+  const waits = session.get("run") !== undefined && catalog.document === undefined;
+  return editing.value("cluster") || (waits ? undefined : "dgx-h100:8");
+}
+
 /** Whether a control stands for a key that may be changed: one of a few, or any. */
 export const isOpen = (only: readonly string[] | undefined, key: string): boolean =>
   only === undefined || only.includes(key);
