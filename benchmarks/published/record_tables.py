@@ -128,8 +128,10 @@ def split(runs: Sequence[Run], name: str, key: Callable[[PublishedCase], str]) -
     groups = defaultdict(list)
     for run in runs:
         groups[key(run.case)].append(run)
+    timed = {value: sum(run.time_error is not None for run in mine) for value, mine in groups.items()}
     rows = []
-    for value, mine in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+    for value in sorted(groups, key=lambda value: (-timed[value], value)):
+        mine = groups[value]
         every, out = of_errors([run.time_error for run in mine]), of_errors([run.left_out_time for run in mine])
         if every.count < FEWEST:
             continue
