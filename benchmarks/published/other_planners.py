@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -43,6 +43,7 @@ from fourfold.cost.fitted import fitted
 from fourfold.cost.kernel_choice import usual_kernels
 from fourfold.validate import predict_case
 from fourfold.validate.metrics import Errors, Ranking, errors, ranking
+from null_models import by_other_sources, device_and_format, seconds_at_peak
 from peer import WRITTEN, CannotStateError, PeerError, Statement, ask
 from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
@@ -85,13 +86,14 @@ class Selection:
 
 
 def select(planner: Planner, cases: Sequence[PublishedCase]) -> Selection:
-    """The runs that the peer can express. Kernels that a case does not name are those that its software usually runs, as for
-    fourfold."""
+    """The runs that the peer can express. Kernels that a case does not name are those that its software usually runs, and so is
+    whether gradients are summed beside computation, as for fourfold."""
     places, statements, cannot = list[int](), list[Statement](), Counter[str]()
     for place, case in enumerate(cases):
         try:
             usual = case.kernels.completed(usual_kernels(case.software, case.device))
-            statements.append(planner.statement(replace(case, kernels=usual)))
+            overlaps = fitted().software(case.software).overlap_data if case.overlap is None else case.overlap
+            statements.append(planner.statement(replace(case, kernels=usual, overlap=overlaps)))
             places.append(place)
         except CannotStateError as error:
             cannot[str(error)] += 1
@@ -106,45 +108,6 @@ def is_timed(case: PublishedCase) -> bool:
 def seconds_of(cases: Iterable[PublishedCase]) -> Numbers:
     """Measured step times."""
     return np.array([case.measured.step_seconds for case in cases], dtype=float)
-
-
-# Null models: a constant, made of the runs of all other sources
-
-
-def seconds_at_peak(case: PublishedCase) -> float:
-    """The step if every device reached its peak."""
-    peak = case.peak_flops or case.hardware.peak("fp8" if case.precision.low else case.precision.compute)
-    return case.model_flops / case.num_devices / peak
-
-
-def by_other_sources(
-    cases: Sequence[PublishedCase], least: Numbers, measured: Numbers, group_of: Callable[[PublishedCase], Hashable]
-) -> Numbers:
-    """`least` times a constant of the group: the one with the least mean error on the group's runs of all other sources, each
-    source counting as one run. Where no other source has the group, the constant of all groups."""
-    ratios, files = least / measured, np.array([case.file for case in cases])
-    count = Counter(files.tolist())
-    weights = np.array([1 / count[file] for file in files])
-    groups = np.array([str(group_of(case)) for case in cases])
-    found = np.zeros(len(cases))
-    for group in dict.fromkeys(groups):
-        for file in dict.fromkeys(files[groups == group]):
-            mine, others = (groups == group) & (files == file), (groups == group) & (files != file)
-            if not others.any():
-                others = files != file
-            found[mine] = least[mine] * (_best_constant(ratios[others], weights[others]) if others.any() else np.nan)
-    return found
-
-
-def _best_constant(ratios: Numbers, weights: Numbers) -> float:
-    """The f with the least weighted mean of |f x ratio - 1|: the median of 1 / ratio, weighted by ratio."""
-    order = np.argsort(1 / ratios)
-    mass = np.cumsum((ratios * weights)[order])
-    return float(1 / ratios[order][min(int(np.searchsorted(mass, mass[-1] / 2)), len(order) - 1)])
-
-
-def device_and_format(case: PublishedCase) -> Hashable:
-    return case.device, case.precision.name
 
 
 # fourfold

@@ -26,20 +26,25 @@ DEVICES = {
 }
 
 
+NEAR = 0.1
+"""How far a feed-forward's width may be from 4 hidden sizes, by whose FLOPs it is counted."""
+
+
 def statement(case: "PublishedCase") -> Statement:
     """Raises `CannotStateError`. A feed-forward has two matrices: 3/2 of the width gives a gated one's parameters. Its FLOPs it
     counts as 4 x the hidden size whatever its width, which leaves mixtures of experts out."""
     model, layout = case.model, case.layout
     require((case.device in DEVICES, "a device without a file"))
     require_usual(case)
+    width = model.ffn_size * 3 // 2 if model.gated else model.ffn_size
     require(
         (not model.num_experts, "the FLOPs of experts"),
+        (abs(width / (4 * model.hidden_size) - 1) <= NEAR, "a feed-forward of another width than 4 hidden sizes"),
         (not model.is_mla, "MLA"),
         (layout.cp == 1, "context parallelism"),
         (model.num_heads * model.head_dim == model.hidden_size, "heads that are wider or narrower than the model"),
         (model.num_heads % model.num_kv_heads == 0, "queries that do not divide among keys"),
     )
-    width = model.ffn_size * 3 // 2 if model.gated else model.ffn_size
     return {
         "gpu": DEVICES[case.device],
         "model": {

@@ -33,6 +33,7 @@ def statement(case: "PublishedCase") -> Statement:
     policy = layout.policies(model.num_layers)
     require(
         (layout.zero <= 1, "ZeRO-2 and ZeRO-3"),
+        (not model.tie_embeddings, "tied embeddings"),
         (model.moe_period == 1, "experts in some of the later blocks"),
         (case.kernels.attention not in WRITTEN, "attention that writes its scores"),
         (layout.cp == 1 or layout.cp_method == "ulysses" or OWN in case.file, "context parallelism by a ring"),

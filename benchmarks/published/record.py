@@ -3,12 +3,13 @@
     python benchmarks/published/record.py benchmarks/published/rows [--jobs 2] [--keep DIR] [--write]
 
 Predicts all rows, and looks at a sample of each source, so that each run of it is also predicted by constants fitted without its
-source (in the linear model of the fit). That takes an hour on one core. `--keep` holds what was found, by the digest of the
-constants that ship; what is there is not made again. Without `--write` the tables are printed. In the pages (`PAGES`) a table
+source (in the linear model of the fit). That takes an hour on one core. `--keep` holds what was found, by the digest of
+constants, code and rows; what is there is not made again. Without `--write` the tables are printed. In the pages (`PAGES`) a table
 stands between `<!-- record: NAME -->` and `<!-- end of record -->`."""
 
 import hashlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -30,10 +31,11 @@ from fit_memory import MemoryRows, left_out_memory
 from fit_out_of_memory import blind_runs, by_probability, reporting
 from fit_pairs import OUT, Coverage, left_out_ratios
 from fit_rows import TimedRows, named, say
-from fit_sample import is_measured, telling
+from fit_sample import chosen, is_measured, telling
 from fit_table import Numbers
 from fourfold.config import UserError
-from look import look_at_memory, look_at_times
+from fourfold.cost.fitted import framework_of
+from look import ROWS, SWEEP_ROWS, look_at_memory, look_at_times
 from normalise import normalise
 from outcome import RowOutcome
 from record_tables import (
@@ -85,9 +87,17 @@ def main() -> None:
 
 
 def _digest(rows: Sequence[Row]) -> str:
-    """A name for finds by these constants of these rows."""
-    read_from = FITTED.read_bytes() + repr(rows).encode()
-    return hashlib.sha256(read_from).hexdigest()[:16]
+    """A name for finds by this code and these constants, of these rows."""
+    found = hashlib.sha256(repr(rows).encode())
+    package = HERE.parents[1] / "src" / "fourfold"
+    for path in sorted(
+        [*HERE.glob("*.py"), PRIOR, *(each for end in ("py", "toml", "json") for each in package.rglob(f"*.{end}"))]
+    ):
+        if "explore" not in path.relative_to(HERE.parents[1]).parts and not path.name.startswith(
+            ("record", "other_", "peer")
+        ):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def written(text: str, made: dict[str, str]) -> str:
@@ -114,17 +124,20 @@ def tables_of(rows: Sequence[Row], kept: Path, jobs: int) -> dict[str, str]:
     times, memory = TimedRows.load(timed, known), MemoryRows.load(held, every)
     model = Model.of([times], prior)
     time_errors = _by_name(times.cases, model.left_out_errors(times.errors, lambda case: case.file))
+    by_family = _by_name(times.cases, model.left_out_errors(times.errors, lambda case: framework_of(case.software)))
+    informs = {case.file for case in known}
+    silent = {named(case) for case in chosen([case for case in every if case.file not in informs], ROWS, SWEEP_ROWS)}
     memory_errors = _by_name(memory.cases, left_out_memory(memory, prior, shipped, lambda case: case.file))
-    runs = [
-        Run(
-            case,
-            outcome,
-            time_errors.get(named(case)) if case.measured.time_counts else None,
-            memory_errors.get(named(case)) if is_measured(case) else None,
-        )
-        for case, outcome in zip(cases, outcomes, strict=True)
-        if not isinstance(case, Skip)
-    ]
+    runs = []
+    for case, outcome in zip(cases, outcomes, strict=True):
+        if isinstance(case, Skip):
+            continue
+        name, counts = named(case), case.measured.time_counts
+        # nothing was fitted on a source that informs nothing: the constants that ship know nothing of it
+        left_out = outcome.step_error if name in silent else time_errors.get(name)
+        memory_out = memory_errors.get(name) if is_measured(case) else None
+        family = outcome.step_error if name in silent else by_family.get(name)
+        runs.append(Run(case, outcome, left_out if counts else None, memory_out, family if counts else None))
     intervals = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     ratios = left_out_ratios(known, prior, timed, held)
     covered = [Coverage.of(of, out, ratios[of][out], intervals[of]) for of in ratios for out in OUT]
@@ -148,7 +161,7 @@ def _make(path: Path, make: Callable[[Path], object]) -> None:
     if path.exists():
         return
     say(f"making {path.name}")
-    part = path.with_stem(f"{path.stem}-part")
+    part = path.with_stem(f"{path.stem}-part{os.getpid()}")
     make(part)
     part.rename(path)
 

@@ -13,11 +13,13 @@ from fit_table import Numbers
 from fourfold.config.kernel_choice import NO_CHOICE
 from fourfold.cost.fitted import framework_of
 from fourfold.validate.metrics import Errors, errors
+from null_models import by_other_sources, device_and_format, seconds_at_peak
 from outcome import RowOutcome
 from pairs import measure_published
 
 FEWEST = 5
 """Runs below which a family or a device has no line of its own."""
+FIGURES = {"time": "step time", "memory": "memory"}
 SAME = 1e-3
 """Two measurements that are nearer than that are one run, told twice."""
 
@@ -25,22 +27,19 @@ SAME = 1e-3
 @dataclass(frozen=True)
 class Run:
     """A published run beside its prediction. `left_out_time` and `left_out_memory`: predicted / measured - 1 by constants that were
-    fitted without the run's source, None where the run is not in the sample of which that is known."""
+    fitted without the run's source, and `without_family` without all runs of its software; None where the run is not in the sample
+    of which that is known."""
 
     case: PublishedCase
     row: RowOutcome
     left_out_time: float | None = None
     left_out_memory: float | None = None
+    without_family: float | None = None
 
     @property
     def time_error(self) -> float | None:
         """predicted / measured - 1 of a step time that counts."""
         return self.row.step_error if self.case.measured.time_counts else None
-
-    @property
-    def mfu(self) -> float | None:
-        """The measured share of the device's peak."""
-        return self.row.measured_mfu if self.time_error is not None else None
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -66,20 +65,19 @@ def headline(runs: Sequence[Run]) -> str:
     def line(name: str, found: Errors) -> list[str]:
         return [name, f"{found.count:,}", f"median {percent(found.median)} %, mean {percent(found.mean)} %"]
 
-    metrics = measure_published(*_judged(runs))
+    metrics, sample = measure_published(*_judged(runs)), [run for run in runs if run.left_out_time is not None]
     ranking, fit = metrics.ranking, metrics.fit
     order = f"rank correlation {ranking.correlation_mean or 0:.2f}, regret: median {percent(ranking.regret_median)} %, "
+    seen = fit.failed_predicted_not_to_fit / fit.failed if fit.failed else None
     rows = [
         line("step time, every run that states one", metrics.step),
-        line(
-            "step time, with the run's own source left out of the fit", of_errors([run.left_out_time for run in runs])
-        ),
+        line("step time, a sample of each source", of_errors([run.time_error for run in sample])),
+        line("the sample, the run's source left out of the fit", of_errors([run.left_out_time for run in sample])),
+        line("the sample, all runs of its software left out", of_errors([run.without_family for run in sample])),
         line("peak memory, every run that states it", metrics.memory),
-        line(
-            "peak memory, with the run's own source left out of the fit",
-            of_errors([run.left_out_memory for run in runs]),
-        ),
+        line("peak memory, a sample, the run's source left out", of_errors([run.left_out_memory for run in runs])),
         ["runs that ran, predicted to fit", f"{fit.ran:,}", f"{percent(fit.share)} %"],
+        ["runs that failed, predicted not to fit", f"{fit.failed:,}", f"{percent(seen)} %"],
         [
             f"order of layouts, in {ranking.groups} groups",
             f"{ranking.layouts:,}",
@@ -90,37 +88,38 @@ def headline(runs: Sequence[Run]) -> str:
 
 
 def nulls(runs: Sequence[Run]) -> str:
-    """Predictions beside constants, each made without the run's source, on the same runs."""
-    mine = [run for run in runs if run.left_out_time is not None and run.mfu]
-    constants: dict[str, list[float | None]] = {
-        "one share of the peak, all devices": constant_errors(mine, lambda case: ""),
-        "one share for each device and number format": constant_errors(
-            mine, lambda case: (case.device, case.precision.name)
-        ),
-        "one share for each device, number format and software": constant_errors(
-            mine, lambda case: (case.device, case.precision.name, framework_of(case.software))
-        ),
-    }
-    rows = []
-    for name, found in constants.items():
-        both = [(run, each) for run, each in zip(mine, found, strict=True) if each is not None]
-        null, ours = of_errors([each for _, each in both]), of_errors([run.left_out_time for run, _ in both])
-        beside = [percent(each) for each in (null.median, null.mean, ours.median, ours.mean)]
-        rows.append([name, str(null.count), *beside, f"{(ours.mean or 0) / (null.mean or 1):.2f}"])
-    return table(["constant", "runs", "its median %", "mean %", "fourfold's median %", "mean %", "skill"], rows)
+    """Predictions beside constant shares of the peak, each made without the run's source, on the same runs. A group that no other
+    source has gets the constant of all."""
+    mine = [run for run in runs if run.left_out_time is not None]
+    cases = [run.case for run in mine]
+    least, measured = (
+        np.array([seconds_at_peak(case) for case in cases]),
+        np.array([_seconds([run])[0] for run in mine]),
+    )
+    ours = of_errors([run.left_out_time for run in mine])
+    rows = [["fourfold, source left out", f"{ours.count:,}", percent(ours.median), percent(ours.mean), ""]]
+    for name, group_of in GROUPS.items():
+        null = errors(by_other_sources(cases, least, measured, group_of), measured)
+        skill = f"{(ours.mean or 0) / (null.mean or 1):.2f}"
+        rows.append([name, f"{null.count:,}", percent(null.median), percent(null.mean), skill])
+    return table(["prediction", "runs", "median %", "mean %", "skill"], rows)
 
 
-def constant_errors(runs: Sequence[Run], group_of: Callable[[PublishedCase], Hashable]) -> list[float | None]:
-    """The error of every run by the median share of the peak that the other sources' runs of its group reached; None where there
-    are no others."""
-    groups = defaultdict(list)
-    for run in runs:
-        groups[group_of(run.case)].append(run)
-    found: list[float | None] = []
-    for run in runs:
-        others = [each.mfu for each in groups[group_of(run.case)] if each.case.file != run.case.file and each.mfu]
-        found.append((run.mfu or 0.0) / float(np.median(others)) - 1 if others else None)
-    return found
+GROUPS: dict[str, Callable[[PublishedCase], Hashable]] = {
+    "one share of the peak, all devices": lambda case: "",
+    "one for each device and number format": device_and_format,
+    "one for each device, number format and software": lambda case: (
+        case.device,
+        case.precision.name,
+        framework_of(case.software),
+    ),
+    "one for each device, number format, recomputation, with and without experts": lambda case: (
+        case.device,
+        case.precision.name,
+        case.layout.recompute,
+        case.model.num_experts > 0,
+    ),
+}
 
 
 def split(runs: Sequence[Run], name: str, key: Callable[[PublishedCase], str]) -> str:
@@ -158,7 +157,7 @@ def coverage(found: Sequence[Coverage]) -> str:
     rows = []
     for each in found:
         counted, wrong = [str(each.runs), str(each.sources)], f"{percent(each.median)}, {percent(each.mean)} %"
-        rows.append([names[each.out], each.quantity, *counted, wrong, f"{percent(each.covered)} %"])
+        rows.append([names[each.out], FIGURES[each.quantity], *counted, wrong, f"{percent(each.covered)} %"])
     return table(["left out", "figure", "runs", "sources", "median, mean error", "covered"], rows)
 
 
@@ -168,7 +167,7 @@ def out_of_memory(found: Sequence[tuple[float, float, int, float]]) -> str:
 
 
 def alike(runs: Sequence[Run]) -> str:
-    """Runs that are told apart by nothing that their sources state, and the least error that one prediction of each group has."""
+    """Runs that the reader of rows states alike, and the least error that one prediction of each group can have."""
     groups = defaultdict(list)
     for run in runs:
         if run.time_error is not None and run.row.measured_step_seconds:
@@ -179,18 +178,23 @@ def alike(runs: Sequence[Run]) -> str:
             each for each in map(_distinct, groups.values()) if len(each) > 1 and (len(_files(each)) > 1) == several
         ]
         spreads = [max(seconds) / min(seconds) - 1 for seconds in map(_seconds, found)]
-        least = [each for seconds in map(_seconds, found) for each in np.abs(np.median(seconds) / seconds - 1)]
+        least = [error for seconds in map(_seconds, found) for error in np.abs(nearest(seconds) / seconds - 1)]
         predicted = [abs(run.time_error or 0.0) for each in found for run in each]
         if found:
             cells = [percent(float(each)) for each in (np.median(spreads), np.mean(least), np.mean(predicted))]
             rows.append([name, str(len(found)), str(sum(map(len, found))), *cells])
-    head = ["runs stated alike", "groups", "runs", "slowest beside fastest, median %", "mean error of their median %"]
+    head = ["runs stated alike", "groups", "runs", "slowest beside fastest, median %", "least mean error %"]
     return table([*head, "of the prediction %"], rows)
+
+
+def nearest(seconds: Numbers) -> float:
+    """The one prediction of all that has the least mean error."""
+    return float(min(seconds, key=lambda each: np.abs(each / seconds - 1).mean()))
 
 
 def stated(case: PublishedCase) -> str:
     """A case but for its names and its measurements, as text."""
-    named = replace(case, id="", file="", source="", trainer="", model_name="", kernels=case.kernels or NO_CHOICE)
+    named = replace(case, id="", file="", source="", model_name="", kernels=case.kernels or NO_CHOICE)
     nothing = replace(
         named.measured, step_seconds=None, step_from=None, memory_bytes=None, mfu=None, mfu_convention=None
     )
@@ -199,10 +203,11 @@ def stated(case: PublishedCase) -> str:
 
 
 def _distinct(runs: Sequence[Run]) -> list[Run]:
-    """Without runs that are told twice."""
+    """Without runs that another source tells again."""
     kept: list[Run] = []
     for run in sorted(runs, key=lambda run: run.row.measured_step_seconds or 0.0):
-        if not kept or _seconds([run])[0] > _seconds(kept)[-1] * (1 + SAME):
+        again = kept and _seconds([run])[0] <= _seconds(kept)[-1] * (1 + SAME) and run.case.file != kept[-1].case.file
+        if not again:
             kept.append(run)
     return kept
 

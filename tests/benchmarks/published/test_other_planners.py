@@ -13,6 +13,7 @@ import peer_llm_analysis
 import peer_simumax
 from case import PublishedCase, SettledPrediction
 from fourfold.config.kernel_choice import KernelChoice
+from fourfold.cost.fitted import fitted
 from other_planners import (
     CALCULON,
     LLM_ANALYSIS,
@@ -35,7 +36,7 @@ from row_files import read_rows
 CASES = {case.id: case for case in cases_of(read_rows([Path(__file__).parent / "rows" / "papers.json"])[0])}
 GPT = replace(CASES["papers:0"], overlap=None)
 """GPT of 39.1e9 parameters on 512 A100: tp 8, pp 2, dp 32, fully recomputed."""
-B200 = CASES["papers:23"]
+B200 = replace(CASES["papers:23"], model=replace(CASES["papers:23"].model, tie_embeddings=False))
 """A model on eight B200: tp 8."""
 
 
@@ -199,11 +200,26 @@ def test_simumax_is_given_experts_mla_and_recomputation_as_it_names_them() -> No
     assert not peer_simumax.statement(core)["strategy"]["enable_recompute"], "fused attention keeps no scores"
 
 
+def test_gradients_are_summed_beside_computation_where_a_row_or_its_software_says_so() -> None:
+    split = with_layout(GPT, dp_shard=2)
+    for overlap, told in ((None, fitted().software(split.software).overlap_data), (False, False), (True, True)):
+        (found,) = select(CALCULON, [replace(split, overlap=overlap)]).statements
+        assert found["execution"]["data_par_overlap"] is told
+    assert fitted().software(split.software).overlap_data, "silence and no are told apart"
+
+
+def test_a_model_that_would_be_counted_wrong_is_not_stated() -> None:
+    broad, tied = with_model(GPT, ffn_size=5 * GPT.model.hidden_size), with_model(B200, tie_embeddings=True)
+    for statement, case in ((peer_llm_analysis.statement, broad), (peer_simumax.statement, tied)):
+        with pytest.raises(CannotStateError, match=r"another width|tied"):
+            statement(case)
+
+
 def test_llm_analysis_has_the_parameters_of_a_gated_feed_forward() -> None:
-    gated = with_model(GPT, gated=True, ffn_size=4096)
-    for case, matrices in ((gated, 3), (with_model(gated, gated=False), 2)):
+    gated = with_model(GPT, gated=True, ffn_size=2 * (GPT.model.hidden_size * 4 // 3))
+    for case, matrices in ((gated, 3), (GPT, 2)):
         found = peer_llm_analysis.statement(case)
-        assert 2 * found["model"]["ffn_embed_dim"] == matrices * 4096
+        assert 2 * found["model"]["ffn_embed_dim"] == matrices * case.model.ffn_size
         assert found["model"]["expansion_ratio"] * case.model.hidden_size == found["model"]["ffn_embed_dim"]
         assert found["training"]["mlp_gated_linear_units"] == case.model.gated
 

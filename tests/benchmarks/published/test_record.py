@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import record
 from case import PublishedCase, SettledPrediction
 from fourfold.config import UserError
+from null_models import by_other_sources, seconds_at_peak
 from outcome import predicted_row
-from record_tables import Run, alike, constant_errors, nulls, percent, stated
+from record_tables import Run, alike, nearest, nulls, percent, stated
 from row_files import read_rows
 from tests.support.published import CASES
 
@@ -31,26 +33,36 @@ def _cells(lines: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()[2:]]
 
 
-def test_a_constant_is_made_without_the_source_that_it_is_judged_on() -> None:
-    runs = [_run(1.0, 1.0, "a", 0.1), _run(1.1, 1.0, "a", -0.1), _run(2.0, 1.0, "b", 0.0), _run(4.0, 1.0, "c", 0.2)]
-    # as fast as the median of the others' shares of the peak: 1/2 and 1/4 of what `a` reached
-    assert constant_errors(runs, lambda case: "") == pytest.approx(
-        [1 / 0.375 - 1, 1 / 1.1 / 0.375 - 1, 0.5 * 1.1 - 1, 0.25 * 1.1 - 1]
-    )
-    alone = constant_errors(runs, lambda case: case.file)
-    assert alone == [None] * 4, "a group of one source has no constant"
-    every = _cells(nulls(runs))[0]
-    assert (every[1], every[5]) == ("4", percent(0.1)), "ours stands beside it on the same runs"
+def test_constants_stand_beside_predictions_of_the_same_runs() -> None:
+    runs = [
+        _run(1.0, 1.0, "a", 0.1),
+        _run(1.1, 1.0, "a", -0.1),
+        _run(2.0, 1.0, "b", 0.0),
+        _run(4.0, 1.0, "c"),
+        _run(1.0, 1.0, "d", 0.2),
+    ]
+    ours, every, *_ = _cells(nulls(runs))
+    assert (ours[1], ours[2], ours[3]) == ("4", percent(0.1), percent(0.1)), "a run that nobody left out is not counted"
+    cases = [run.case for run in runs if run.left_out_time is not None]
+    least, measured = np.array([seconds_at_peak(case) for case in cases]), np.array([1.0, 1.1, 2.0, 1.0])
+    errors = np.abs(by_other_sources(cases, least, measured, lambda case: "") / measured - 1)
+    assert every[1:4] == ["4", percent(float(np.median(errors))), percent(float(errors.mean()))]
+    assert float(every[4]) == pytest.approx(0.1 / errors.mean(), abs=0.005)
 
 
 def test_runs_that_differ_in_nothing_stated_bound_what_a_prediction_can_be() -> None:
     runs = [_run(1.0, 1.0, "a"), _run(1.5, 1.0, "a"), _run(1.5, 1.0, "a"), _run(9.0, 1.0, "a", sequence_length=8)]
     one = _cells(alike(runs))
-    assert one == [["of one source", "1", "2", "50.0", "20.8", "16.7"]], (
-        "told twice counts once; another length is another run"
+    assert one == [["of one source", "1", "3", "50.0", "16.7", "22.2"]], "another length is another run"
+    (several,) = _cells(alike([*runs, _run(1.2, 1.0, "b"), _run(1.0, 1.0, "b")]))
+    assert several[:3] == ["of several sources", "1", "4"], "a run that another source tells again counts once"
+
+
+def test_the_nearest_prediction_of_a_group_is_no_farther_than_any() -> None:
+    seconds = np.array([1.0, 1.3, 1.5, 4.0])
+    assert nearest(seconds) == min(np.linspace(0.5, 5, 451), key=lambda each: np.abs(each / seconds - 1).mean()).round(
+        6
     )
-    (several,) = _cells(alike([*runs, _run(1.2, 1.0, "b")]))
-    assert several[:3] == ["of several sources", "1", "3"]
 
 
 def test_names_and_measurements_are_nothing_stated() -> None:
@@ -84,7 +96,7 @@ def test_one_command_makes_every_table_of_the_pages(tmp_path: Path) -> None:
         assert all(len(match[3].strip()) > 100 for match in record.BLOCK.finditer(page)), "no table is empty"
     assert {cells[0] for cells in _cells(made["sources"])} == {*FAILING}
     assert _only(made["headline"], "step time, every")[1] == "19"
-    assert _only(made["headline"], "step time, with")[1] == "16", "at most eight of a source"
+    assert _only(made["headline"], "the sample, the run")[1] == "16", "at most eight of a source"
     kept = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert record.tables_of(rows, tmp_path, 1) == made
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == kept, (
