@@ -44,6 +44,7 @@ from fourfold.cost.kernel_choice import usual_kernels
 from fourfold.validate import predict_case
 from fourfold.validate.metrics import Errors, Ranking, errors, ranking
 from null_models import by_other_sources, device_and_format, seconds_at_peak
+from page_table import table
 from peer import WRITTEN, CannotStateError, PeerError, Statement, ask
 from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
@@ -220,8 +221,11 @@ HEAD = (
     "groups",
     "rank correlation",
     "median regret %",
+    "mean regret %",
+    "memory: runs",
+    "median %",
+    "mean %",
 )
-HEAD_END = ("mean regret %", "memory: runs", "median %", "mean %")
 
 
 def markdown(planner: PlannerTable) -> list[str]:
@@ -229,9 +233,7 @@ def markdown(planner: PlannerTable) -> list[str]:
     lines = [f"### {planner.name}", "", f"{planner.stated} of {planner.timed} timed runs can be stated.", ""]
     for part in planner.parts:
         lines += [f"**{part.name}**: {part.runs} of {part.sources} sources", ""]
-        head = (*HEAD, *HEAD_END)
-        lines += ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-        lines += ["| " + " | ".join(_cells(each)) + " |" for each in part.lines] + [""]
+        lines += [table(HEAD, [_cells(each) for each in part.lines]), ""]
     reasons_of = {
         "cannot be stated": planner.cannot,
         "refused by the peer": planner.refused,

@@ -60,6 +60,8 @@ HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 PLOTS = DOCS / "accuracy"
 PREDICTED = "predicted.json"
+AFTERWARDS = ("record", "page_table", "null_models", "other_planners", "peer")
+"""Beginnings of files that read what was found, and find nothing."""
 PAGES = (DOCS / "accuracy.md", HERE / "accuracy.md", HERE / "accuracy_by_source.md")
 BLOCK = re.compile(r"(<!-- record: ([a-z-]+) -->\n)(.*?)(\n<!-- end of record -->)", re.DOTALL)
 
@@ -89,14 +91,12 @@ def main() -> None:
 def _digest(rows: Sequence[Row]) -> str:
     """A name for finds by this code and these constants, of these rows."""
     found = hashlib.sha256(repr(rows).encode())
-    package = HERE.parents[1] / "src" / "fourfold"
-    for path in sorted(
-        [*HERE.glob("*.py"), PRIOR, *(each for end in ("py", "toml", "json") for each in package.rglob(f"*.{end}"))]
-    ):
-        if "explore" not in path.relative_to(HERE.parents[1]).parts and not path.name.startswith(
-            ("record", "other_", "peer")
-        ):
-            found.update(path.read_bytes())
+    package = DOCS.parent / "src" / "fourfold"
+    rooms = (each for each in package.iterdir() if each.is_dir() and each.name != "explore")
+    for room in (HERE, *sorted(rooms)):
+        for path in sorted(each for each in room.rglob("*") if each.suffix in (".py", ".toml", ".json")):
+            if not path.name.startswith(AFTERWARDS):
+                found.update(path.read_bytes())
     return found.hexdigest()[:16]
 
 

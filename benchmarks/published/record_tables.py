@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from case import PublishedCase, SettledPrediction
+from case import PublishedCase, PublishedFigures, SettledPrediction
 from defaults import DEFAULTS
 from fit_pairs import Coverage
 from fit_table import Numbers
-from fourfold.config.kernel_choice import NO_CHOICE
 from fourfold.cost.fitted import framework_of
 from fourfold.validate.metrics import Errors, errors
 from null_models import by_other_sources, device_and_format, seconds_at_peak
 from outcome import RowOutcome
+from page_table import table
 from pairs import measure_published
 
 FEWEST = 5
@@ -42,21 +42,14 @@ class Run:
         return self.row.step_error if self.case.measured.time_counts else None
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
 def of_errors(found: Sequence[float | None]) -> Errors:
     """The errors of the runs that have one."""
-    return errors(
-        np.array([1 + each for each in found if each is not None]), np.ones(sum(each is not None for each in found))
-    )
+    known = 1 + np.array([each for each in found if each is not None])
+    return errors(known, np.ones_like(known))
 
 
 def headline(runs: Sequence[Run]) -> str:
@@ -91,11 +84,8 @@ def nulls(runs: Sequence[Run]) -> str:
     """Predictions beside constant shares of the peak, each made without the run's source, on the same runs. A group that no other
     source has gets the constant of all."""
     mine = [run for run in runs if run.left_out_time is not None]
-    cases = [run.case for run in mine]
-    least, measured = (
-        np.array([seconds_at_peak(case) for case in cases]),
-        np.array([_seconds([run])[0] for run in mine]),
-    )
+    cases, measured = [run.case for run in mine], _seconds(mine)
+    least = np.array([seconds_at_peak(case) for case in cases])
     ours = of_errors([run.left_out_time for run in mine])
     rows = [["fourfold, source left out", f"{ours.count:,}", percent(ours.median), percent(ours.mean), ""]]
     for name, group_of in GROUPS.items():
@@ -127,18 +117,14 @@ def split(runs: Sequence[Run], name: str, key: Callable[[PublishedCase], str]) -
     groups = defaultdict(list)
     for run in runs:
         groups[key(run.case)].append(run)
-    timed = {value: sum(run.time_error is not None for run in mine) for value, mine in groups.items()}
-    rows = []
-    for value in sorted(groups, key=lambda value: (-timed[value], value)):
-        mine = groups[value]
+    counted = []
+    for value, mine in groups.items():
         every, out = of_errors([run.time_error for run in mine]), of_errors([run.left_out_time for run in mine])
-        if every.count < FEWEST:
-            continue
         sources = len({run.case.file for run in mine if run.time_error is not None})
         cells = [percent(each) for each in (every.median, every.mean, every.bias)]
-        rows.append(
-            [value, str(sources), f"{every.count:,}", *cells, str(out.count), percent(out.median), percent(out.mean)]
-        )
+        left_out = [str(out.count), percent(out.median), percent(out.mean)]
+        counted.append((every.count, [value, str(sources), f"{every.count:,}", *cells, *left_out]))
+    rows = [row for count, row in sorted(counted, key=lambda each: (-each[0], each[1])) if count >= FEWEST]
     head = ["sources", "runs", "median %", "mean %", "bias %", "left out: runs", "median %", "mean %"]
     return table([name, *head], rows)
 
@@ -194,12 +180,12 @@ def nearest(seconds: Numbers) -> float:
 
 def stated(case: PublishedCase) -> str:
     """A case but for its names and its measurements, as text."""
-    named = replace(case, id="", file="", source="", model_name="", kernels=case.kernels or NO_CHOICE)
-    nothing = replace(
-        named.measured, step_seconds=None, step_from=None, memory_bytes=None, mfu=None, mfu_convention=None
+    told = PublishedFigures(failed=case.measured.failed, time_counts=case.measured.time_counts)
+    return repr(
+        replace(
+            case, id="", file="", source="", model_name="", measured=told, peak_flops=None, from_memory=(), defaults=()
+        )
     )
-    told = replace(nothing, memory_kind="unstated", last_rank_alone=False)
-    return repr(replace(named, measured=told, peak_flops=None, from_memory=(), defaults=()))
 
 
 def _distinct(runs: Sequence[Run]) -> list[Run]:
