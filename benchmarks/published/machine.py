@@ -207,12 +207,15 @@ def usual_levels(device: str) -> tuple[Level, ...]:
     return (node, *(replace(level, bytes_per_second=usual or level.bytes_per_second) for level in network))
 
 
-_GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
+_GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800, "OMNI-PATH": 100, "SLINGSHOT-10": 100, "SLINGSHOT-11": 200}
+"""Gb/s of one card, by the name of its generation. Omni-Path had one until 2025."""
 _SPELLED: tuple[tuple[str, str], ...] = (
     (r"(\d)\s*[xX×]\s*(?=[A-Za-z])", r"\1 x "),
     (r"\b(?:EDR|HDR|NDR|XDR)[- ]?(100|200|400|800)\b(?!\s*G)", r"\1 Gb/s"),
     (r"(\d)\s*(?:GbE|Gbit/s|Gbps|Gb)\b(?!/s)", r"\1 Gb/s"),
     (r"(?<![\d.-])(10|25|50|56|100|200|400|800|1600|3200)\s*G\b", r"\1 Gb/s"),
+    (r"(?i)\bomni[- ]?path\b", "Omni-Path"),
+    (r"(?i)\b(slingshot)[- ]?(1[01]), (\d{1,2}) cards\b", r"\3 \1-\2"),
     (r"\bdual[- ]rail", "2 rails"),
     (r"\bquad[- ]rail", "4 rails"),
 )
@@ -229,7 +232,7 @@ _AFTER = re.compile(
 )
 FASTEST_CARD = 800
 """Gb/s: what is said of several cards and is faster is of all of them."""
-_NAMED = re.compile(r"(?<![\w.])(\d{1,2}) ?x? ?(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
+_NAMED = re.compile(rf"(?<![\w.])(\d{{1,2}}) ?x? ?({'|'.join(_GIGABITS)})\b", re.IGNORECASE)
 _ONE = re.compile(r"(\d+(?:\.\d+)?)\s*(Gb/s)"), re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s)")
 _IN_ALL = re.compile(
     r"(?<!between )(?<!across )(?<!inter)(?<!inter-)node|server|machine|host|instance|total|shared|aggregate|in all",
