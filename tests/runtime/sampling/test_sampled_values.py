@@ -13,10 +13,14 @@ from tests.support.sampled_reference import sampled_reference
 SAMPLED = {"metrics": {"every_steps": 1}}
 WITHOUT_MTP = [name for name in sorted(MODELS) if not MODELS[name].get("mtp_layers")]
 RANKS = (4, 2, 8, 4, 1, 4, 8)
-QUICK = range(6)
+CASES = [
+    *range(6),
+    *(pytest.param(number, marks=pytest.mark.rest) for number in range(6, 12)),
+    *(pytest.param(number, marks=pytest.mark.sweep) for number in range(12, 21)),
+]
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.rest) for n in range(21)])
+@pytest.mark.parametrize("number", CASES)
 def test_a_sampled_step_measures_what_one_process_computes(number: int) -> None:
     ranks = RANKS[number % len(RANKS)]
     each = combination(7000 + number, ranks, 1, MODELS[WITHOUT_MTP[number % len(WITHOUT_MTP)]])
