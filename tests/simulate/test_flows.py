@@ -1,4 +1,4 @@
-"""What flows over simulated time sums to the bytes of the step, and never beyond what a link carries."""
+"""Flows over simulated time sum to the bytes of the step, and are never beyond what a link carries."""
 
 from typing import Any
 

@@ -133,7 +133,7 @@ class FlowCurve:
 
 
 def flow_record(pp_rank: int, simulation: Simulation) -> FlowCurve:
-    """What a pipeline rank's device sends over the step; rates to five digits."""
+    """Flows of a pipeline rank's device over the step; rates to five digits."""
     found = flows_over_time(simulation, pp_rank)
     levels: list[dict[str, list[float]]] = [{} for _ in simulation.prices.cluster.levels]
     for (axes, level), rates in found.rates.items():

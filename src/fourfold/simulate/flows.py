@@ -1,4 +1,4 @@
-"""What flows over simulated time: bytes a second that a device of a pipeline rank sends through each level of the network."""
+"""Flows over simulated time: bytes a second that a device of a pipeline rank sends through each level of the network."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
