@@ -365,9 +365,12 @@ def test_a_dense_model_of_any_size_is_one_slider(watched: Watched) -> None:
         hidden, heads = int(keys["model.hidden_size"]), int(keys["model.num_heads"])
         assert (hidden % 256, hidden // heads, int(keys["model.num_layers"]) % 4) == (0, 128, 0)
         shown = tab.locator("#main .verdict p").first.inner_text()
-        found = float(re.search(r"([\d.]+) G parameters", shown)[1])  # type: ignore[index]
-        assert found == pytest.approx(float(wanted), rel=0.16)
-        assert field.input_value() == re.search(r"([\d.]+ G) parameters", shown)[1]  # type: ignore[index]
+        found = re.search(r"([\d.]+) ([GMT]) parameters", shown)
+        assert found is not None, shown
+        assert float(found[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[found[2]] == pytest.approx(
+            1e9 * float(wanted), rel=0.16
+        )
+        assert field.input_value() == f"{found[1]} {found[2]}"
     before = tab.evaluate("location.hash")
     tab.get_by_label("parameters, dense", exact=True).press("ArrowLeft")
     until(tab, f"location.hash !== {json.dumps(before)}")
