@@ -48,7 +48,7 @@ def test_two_tasks_are_solved_by_keyboard_alone(watched: Watched) -> None:
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
-    tab.wait_for_selector("b:has-text('It is 139')")
+    tab.wait_for_selector("[data-verdict] b:has-text('139')")
     tab.wait_for_selector(".result h2:has-text('too much')")
     tab_to(tab, "element.matches('input[type=radio]') && element.closest('fieldset').textContent.includes('ZeRO')")
     tab.keyboard.press("ArrowRight")
