@@ -214,3 +214,59 @@ def test_a_phone_shows_all_of_it(watched: Watched) -> None:
     watched.tab.set_viewport_size({"width": 390, "height": 844})
     tab = opened(watched, {"run": "preset:mixtral-8x22b-256"})
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_page_opens_on_512_devices_and_says_what_each_level_carries(watched: Watched) -> None:
+    """Where the address states no set-up: tp fills a node, cp a rack, pp and data parallelism cross them."""
+    watched.open("#/cluster")
+    tab = watched.tab
+    tab.wait_for_selector("p:has-text('An example')")
+    tab.wait_for_selector("h2:text-is('What flows over the step')")
+    until(tab, "document.querySelector('.figures b')?.textContent === '512'")
+    assert tab.evaluate("location.hash") == "#/cluster"
+    levels = json.loads(saved(tab, "Levels of the network", "JSON"))
+    assert [each["devices"] for each in levels["levels"]] == [8, 16, 512]
+    text = tab.locator("figure[data-name=axes]").inner_text()
+    assert "9 times slower than inside nvlink" in text
+    total = sum(link["total_bytes"] for link in levels["links"])
+    assert f"nvlink carries {100 * levels['links'][0]['total_bytes'] / total:.1f} %" in text
+    for axis, where in (
+        ("tp", "all 8 ranks inside one nvlink"),
+        ("cp", "all in one rack"),
+        ("pp", "all in one pod"),
+        ("dp_shard", "all in one pod"),
+    ):
+        words = tab.locator("figure[data-name=axes] .facts > div", has_text=re.compile(rf"^\s*{axis} \d")).first
+        assert where in words.inner_text()
+    tab.get_by_label("rank, exact value").fill("13")
+    tab.keyboard.press("Enter")
+    in_address(tab, "cluster.rank=13")
+    assert "model.preset" not in tab.evaluate("location.hash"), "to look around states no set-up"
+    tab.get_by_label("devices, exact value").fill("1024")
+    tab.keyboard.press("Enter")
+    in_address(tab, "cluster=h100-24576:1024")
+    in_address(tab, "model.preset=llama3-70b")
+    assert tab.locator("p:has-text('An example')").count() == 0
+
+
+def test_colours_are_what_flows_at_the_clock_s_moment(watched: Watched) -> None:
+    tab = opened(watched, SMALL, moment="50")
+    flows = json.loads(saved(tab, "What flows over the step", "JSON"))
+    assert (
+        flows["flows_over_time"]
+        == json.loads(json.dumps(predicted(SMALL).to_json(advice=False, flows=True)))["flows_over_time"]
+    )
+    [curve] = flows["flows_over_time"]
+    piece = len(curve["ends_seconds"]) // 2
+    rate = sum(each[piece] for each in curve["levels"][0].values())
+    assert f"nvlink {format_bytes(rate)}/s" in tab.locator("p.said", has_text="Now, 50 %").inner_text()
+    before = tab.locator("canvas").evaluate("canvas => canvas.toDataURL()")
+    tab.locator("label:has-text('groups')").click()
+    in_address(tab, "cluster.colour=groups")
+    until(tab, f"document.querySelector('canvas').toDataURL() !== {json.dumps(before)}")
+    assert "Filled: the tp group" in tab.locator("p.said", has_text="group of rank").inner_text()
+    tab.locator("label:has-text('what flows')").click()
+    until(tab, "!location.hash.includes('cluster.colour')")
+    tab.get_by_label("Moment of the step").press("End")
+    in_address(tab, "cluster.moment=100")
+    tab.wait_for_selector("p.said:has-text('Now, 100 %')")

@@ -346,3 +346,31 @@ def test_the_first_paint_is_soon(watched: Watched) -> None:
     assert loaded < 600_000
     for route in held:
         route.continue_()
+
+
+def test_a_dense_model_of_any_size_is_one_slider(watched: Watched) -> None:
+    """The parameters that the engine counts are near those that were asked for, and the field shows them."""
+    tab = watched.tab
+    watched.open(place(EIGHT))
+    settled(tab)
+    for wanted in ("1", "30", "400"):
+        field = tab.get_by_label("parameters, dense, exact value")
+        before = tab.locator("#main .verdict p").first.inner_text()
+        field.fill(f"{wanted}B")
+        field.press("Enter")
+        until(tab, f"document.querySelector('#main .verdict p')?.innerText !== {json.dumps(before)}")
+        settled(tab)
+        keys = dict(part.split("=") for part in tab.evaluate("location.hash").partition("?")[2].split("&"))
+        assert "model.preset" not in keys
+        hidden, heads = int(keys["model.hidden_size"]), int(keys["model.num_heads"])
+        assert (hidden % 256, hidden // heads, int(keys["model.num_layers"]) % 4) == (0, 128, 0)
+        shown = tab.locator("#main .verdict p").first.inner_text()
+        found = re.search(r"([\d.]+) ([GMT]) parameters", shown)
+        assert found is not None, shown
+        assert float(found[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[found[2]] == pytest.approx(
+            1e9 * float(wanted), rel=0.16
+        )
+        assert field.input_value() == f"{found[1]} {found[2]}"
+    before = tab.evaluate("location.hash")
+    tab.get_by_label("parameters, dense", exact=True).press("ArrowLeft")
+    until(tab, f"location.hash !== {json.dumps(before)}")

@@ -48,7 +48,7 @@ def test_two_tasks_are_solved_by_keyboard_alone(watched: Watched) -> None:
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
-    tab.wait_for_selector("b:has-text('It is 139')")
+    tab.wait_for_selector("[data-verdict] b:has-text('139')")
     tab.wait_for_selector(".result h2:has-text('too much')")
     tab_to(tab, "element.matches('input[type=radio]') && element.closest('fieldset').textContent.includes('ZeRO')")
     tab.keyboard.press("ArrowRight")
@@ -246,10 +246,10 @@ def test_a_guess_comes_before_the_picture_and_stays_beside_the_truth(watched: Wa
     tab.get_by_role("slider", name="Which share").press("Home")
     assert tab.locator("output").first.inner_text() == "2.0 %"
     tab.get_by_role("button", name="That is my guess").click()
-    tab.wait_for_selector("b:has-text('It is 62')")
-    assert "31 times too little" in tab.locator("section[aria-labelledby=guess]").inner_text()
+    tab.wait_for_selector("[data-verdict] b:has-text('62')")
+    assert "you guessed 2.0 %: 31 times too little" in tab.locator("[data-verdict]").inner_text()
     tab.reload()
-    tab.wait_for_selector("span:has-text('You said 2.0 %')")
+    tab.wait_for_selector("[data-verdict] span:has-text('you guessed 2.0 %')")
 
 
 def test_the_picture_stands_before_and_after_and_the_explanation_lights_a_part(watched: Watched) -> None:

@@ -183,9 +183,10 @@ class SimulationResult:
             lines += ["", "run        how long it is, is not stated: --tokens 15.6T, or batch.steps"]
         return lines
 
-    def to_json(self, memory_curves: bool = False, advice: bool = True) -> dict[str, Any]:
-        """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step. `advice`:
-        with changes that help, which takes longer than the rest."""
+    def to_json(self, memory_curves: bool = False, advice: bool = True, flows: bool = False) -> dict[str, Any]:
+        """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step. `flows`:
+        with what flows through the levels of the network over the step. `advice`: with changes that help, which takes longer than
+        the rest."""
         summary, published = self.summary, self.published
         simulation, more = summary.step.simulation, dict[str, Any]()
         if advice:
@@ -195,6 +196,7 @@ class SimulationResult:
             verdict_lines(summary),
             self.campaign,
             memory_curves,
+            flows,
             model_parameters=self.resolved.num_parameters,
             nearest=[run.document() for run in nearest_runs(simulation.spec, simulation.prices)],
             idle=self.idle,

@@ -67,7 +67,8 @@ class AxesGroups:
 @record
 class GroupsDocument:
     """How a layout lies on the cluster; ranks are devices in order, and devices from `world_size` on are idle. `group_numbers`: of
-    every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`."""
+    every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`. `pp_stride`: from a
+    rank to the next one along pp; `world_size` without a pipeline."""
 
     cluster: str
     devices: int
@@ -77,6 +78,7 @@ class GroupsDocument:
     axes: str | None
     rank: int
     coordinates: dict[str, int]
+    pp_stride: int
     group_numbers: list[int]
 
 

@@ -52,10 +52,11 @@ COLLECTIVE_KEYS = {
 
 
 def simulation(body: Body, report: Report) -> dict[str, Any]:
-    """`fourfold simulate --json`; with memory over the step where `memory` is true."""
-    setup, own = _divided(body, {"memory": bool})
+    """`fourfold simulate --json`; with memory over the step where `memory` is true, and with what flows through the levels of the
+    network where `flows` is."""
+    setup, own = _divided(body, {"memory": bool, "flows": bool})
     found = simulate(setup.run_input, setup.stated, **setup.options)
-    return found.to_json(memory_curves=own.get("memory", False), advice=False)
+    return found.to_json(memory_curves=own.get("memory", False), advice=False, flows=own.get("flows", False))
 
 
 def advice(body: Body, report: Report) -> dict[str, Any]:

@@ -88,6 +88,7 @@ def groups_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
         axes=axes,
         rank=rank,
         coordinates={axis: coordinates[axis] for axis in divided if layout.degree(axis) > 1},
+        pp_stride=next((r for r in range(layout.world_size) if layout.pp_rank(r) == 1), layout.world_size),
         group_numbers=[] if axes is None else group_numbers(layout, tuple(axes.split("+"))),
     )
     return dict(document(answer))

@@ -12,7 +12,9 @@ from fourfold.layout import Layout
 from fourfold.results.fit import fit_of
 from fourfold.results.record import ABSENT, open_record, record, record_of, shown
 from fourfold.simulate.campaign import Campaign, StageLength
+from fourfold.simulate.flows import flows_over_time
 from fourfold.simulate.memory import MemoryOverTime, memory_over_time
+from fourfold.simulate.step import Simulation
 from fourfold.simulate.summary import LinkTraffic, StepSummary
 
 Interval = tuple[float, float]
@@ -118,6 +120,25 @@ def curve_record(pp_rank: int, curve: MemoryOverTime) -> MemoryCurve:
         bytes=list(curve.bytes),
         by_kind_bytes={kind: list(sizes) for kind, sizes in curve.by_kind.items()},
     )
+
+
+@record
+class FlowCurve:
+    """Bytes a second that a device of a pipeline rank sends through each level of the network, over the step that was simulated:
+    piece i lasts until `ends_seconds[i]`. `levels`: innermost first, each by axes, without those that send nothing there."""
+
+    pp_rank: int
+    ends_seconds: list[float]
+    levels: list[dict[str, list[float]]]
+
+
+def flow_record(pp_rank: int, simulation: Simulation) -> FlowCurve:
+    """Flows of a pipeline rank's device over the step; rates to five digits."""
+    found = flows_over_time(simulation, pp_rank)
+    levels: list[dict[str, list[float]]] = [{} for _ in simulation.prices.cluster.levels]
+    for (axes, level), rates in found.rates.items():
+        levels[level][axes] = [float(f"{each:.5g}") for each in rates]
+    return FlowCurve(pp_rank=pp_rank, ends_seconds=list(found.ends), levels=levels)
 
 
 @record
@@ -287,6 +308,7 @@ class StepDocument:
     host_memory_bytes: int = ABSENT
     host_bound: dict[str, float] = ABSENT
     memory_over_time: list[MemoryCurve] = ABSENT
+    flows_over_time: list[FlowCurve] = ABSENT
     run: CampaignDocument = ABSENT
 
 
@@ -302,10 +324,15 @@ def interval_of(quantity: Quantity, summary: StepSummary) -> Interval | None:
 
 
 def step_record(
-    summary: StepSummary, verdict: list[str], run: Campaign | None = None, with_curves: bool = False, **more: Any
+    summary: StepSummary,
+    verdict: list[str],
+    run: Campaign | None = None,
+    with_curves: bool = False,
+    with_flows: bool = False,
+    **more: Any,
 ) -> StepDocument:
-    """The figures of a step. `verdict`: in lines. `run`: the one that it is of. `more`: fields of a `SimulationDocument`, which it
-    is then."""
+    """The figures of a step. `verdict`: in lines. `run`: the one that it is of. `with_flows`: with what flows over the
+    step. `more`: fields of a `SimulationDocument`, which it is then."""
     simulation = summary.step.simulation
     layout, prices = simulation.spec.layout, simulation.prices
     own = {
@@ -340,6 +367,8 @@ def step_record(
     }
     if with_curves:
         own["memory_over_time"] = [curve_record(rank, memory_over_time(simulation, rank)) for rank in range(layout.pp)]
+    if with_flows:
+        own["flows_over_time"] = [flow_record(rank, simulation) for rank in range(layout.pp)]
     return shown(SimulationDocument if more else StepDocument, summary, **own, **more)
 
 

@@ -472,6 +472,13 @@ export interface FitDocument {
   phrase: string;
 }
 
+/** Bytes a second that a device of a pipeline rank sends through each level of the network, over the step that was simulated: piece i lasts until `ends_seconds[i]`. `levels`: innermost first, each by axes, without those that send nothing there. */
+export interface FlowCurve {
+  pp_rank: number;
+  ends_seconds: number[];
+  levels: (Record<string, number[]>)[];
+}
+
 /** A goal, and how far the board is. `agrees`: by rank, whether its row is what the schedule writes; empty where the board has another size, or the goal is no schedule. `step`, `holds`: the board's step under the goal's times, and the most activations of a rank; None where it has another size or is not proved. */
 export interface GoalDocument {
   id: string;
@@ -502,7 +509,7 @@ export interface GoodputDocument {
   seconds: Record<string, number>;
 }
 
-/** How a layout lies on the cluster; ranks are devices in order, and devices from `world_size` on are idle. `group_numbers`: of every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`. */
+/** How a layout lies on the cluster; ranks are devices in order, and devices from `world_size` on are idle. `group_numbers`: of every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`. `pp_stride`: from a rank to the next one along pp; `world_size` without a pipeline. */
 export interface GroupsDocument {
   cluster: string;
   devices: number;
@@ -512,6 +519,7 @@ export interface GroupsDocument {
   axes: string | null;
   rank: number;
   coordinates: Record<string, number>;
+  pp_stride: number;
   group_numbers: number[];
 }
 
@@ -1073,6 +1081,7 @@ export interface SimulationDocument {
   host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
+  flows_over_time?: FlowCurve[];
   run?: CampaignDocument;
   model_parameters: number;
   nearest: NearestDocument[];
@@ -1167,6 +1176,7 @@ export interface StepDocument {
   host_memory_bytes?: number;
   host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
+  flows_over_time?: FlowCurve[];
   run?: CampaignDocument;
 }
 

@@ -27,6 +27,14 @@ export const bytes = (value: number): string => scaled(value, BYTES, " B");
 
 export const count = (value: number): string => scaled(value, COUNTS, "");
 
+/** The number of a text such as `12,345`, `70 G` or `0.5T`; NaN where it is none. */
+export function numberFrom(text: string): number {
+  const [, digits = "", unit = ""] = /^([\d.,e+-]*)([kMGBT]?)$/i.exec(text.replaceAll(/\s/g, "")) ?? [];
+  const scale =
+    COUNTS.find(([, name]) => name.toLowerCase() === unit.toLowerCase().replace("b", "g"))?.[0] ?? 1;
+  return digits === "" ? Number.NaN : Number(digits.replaceAll(",", "")) * scale;
+}
+
 /** `12,345`. */
 export const whole = (value: number): string => Math.round(value).toLocaleString("en-US");
 

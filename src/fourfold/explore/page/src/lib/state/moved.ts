@@ -1,27 +1,9 @@
 /** Figures and choices that moved to another page: addresses of older versions open them where they are now. */
 
+import { type Part, partOf } from "./parts.ts";
 import type { PageName, Params, Place } from "./url.ts";
 
-/** The parts of the page Parallelism, one at a time. */
-export const PARTS = ["tensor", "context", "expert", "zero"] as const;
-export type Part = (typeof PARTS)[number];
-
-/** Figures of the page Parallelism, by the part that has them. */
-const FIGURES: Readonly<Record<string, Part>> = {
-  block: "tensor",
-  ring: "context",
-  experts: "expert",
-  "zero-0": "zero",
-  "zero-1": "zero",
-  "zero-2": "zero",
-  "zero-3": "zero",
-  hsdp: "zero",
-};
 const IN_DEVICE = ["roofline", "attention"];
-
-/** The part of Parallelism that has a figure. */
-export const partOf = (figure: string | undefined): Part | undefined =>
-  figure === undefined ? undefined : FIGURES[figure];
 
 /** Choices that were `PAGE.NAME`: the new page, and the part of it where it has parts. Where a walk stands says most of what was looked at. */
 const MOVED: Readonly<Record<string, readonly [PageName, Part?]>> = {

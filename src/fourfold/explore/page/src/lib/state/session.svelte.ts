@@ -6,6 +6,7 @@ import { isFile } from "../api/client.ts";
 import { alone } from "./alone.ts";
 import { History } from "./history.ts";
 import { movedPlace } from "./moved.ts";
+import { isOfSetup } from "./setup.ts";
 import { orStart, type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
 /** While a control is dragged the address waits until it rests so long: the browser takes longer over it than over a redraw. */
@@ -16,9 +17,9 @@ class Session {
   #history = new History<Place>();
   #steps = $state(0);
   #page = $derived(this.#place.page);
-  #params = $derived(orStart(this.#place.params));
+  #params = $derived(orStart(this.#place.params, this.#place.page));
   /** The same by key: who reads one is told of its changes alone. */
-  #values = new SvelteMap(Object.entries(orStart(this.#place.params)));
+  #values = new SvelteMap(Object.entries(orStart(this.#place.params, this.#place.page)));
   #timer: ReturnType<typeof setTimeout> | undefined;
   #drags = false;
 
@@ -41,6 +42,11 @@ class Session {
     return this.#params;
   }
 
+  /** The parameters that the address states. */
+  get stated(): Params {
+    return this.#place.params;
+  }
+
   /** One parameter. */
   get(key: string): string | undefined {
     return this.#values.get(key);
@@ -57,7 +63,9 @@ class Session {
   /** Changes parameters; `undefined` takes one away. `control`: whose quick changes are one step of undo. */
   change(changes: Readonly<Record<string, string | undefined>>, control = Object.keys(changes).join()): void {
     // where a page's own places alone change, what holds at the start needs no words in the address
-    const own = Object.keys(changes).every((key) => key.startsWith(`${this.page}.`) && this.page === "tour");
+    const own =
+      (this.page === "tour" || this.page === "cluster") &&
+      Object.keys(changes).every((key) => key.startsWith(`${this.page}.`) && !isOfSetup(key));
     const params = own ? this.#place.params : this.params;
     this.#show({ page: this.page, params: withChanges(params, changes) }, control);
   }
@@ -113,7 +121,7 @@ class Session {
   #put(place: Place): void {
     this.#place = place;
     this.#steps += 1;
-    const params = orStart(place.params);
+    const params = orStart(place.params, place.page);
     untrack(() => {
       for (const key of [...this.#values.keys()]) if (params[key] === undefined) this.#values.delete(key);
       for (const [key, value] of Object.entries(params)) this.#values.set(key, value);

@@ -35,8 +35,9 @@ export const OPTIONS = [
   "repair_seconds",
   "price",
 ] as const;
-/** Prefix of the keys in which the second layout differs from the first. */
-export const SECOND = "b.";
+/** Whether a parameter is of the set-up, and not of a page. */
+export const isOfSetup = (key: string): boolean =>
+  key === "run" || isKey(key) || OPTIONS.some((option) => option === key);
 
 const isKey = (key: string): boolean =>
   SECTIONS.some((section) => key.startsWith(`${section}.`)) || SINGLE.some((each) => each === key);
@@ -56,22 +57,15 @@ export function textOf(value: Value): string {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-/** The setup of a state. `second`: with the keys in which the second layout differs. */
-export function setupOf(params: Params, second = false): Setup {
-  const own = second ? { ...params, ...secondKeys(params) } : params;
+/** The request that a state of one set-up stands for. */
+export function setupOf(params: Params): Setup {
   const setup: Setup = { overrides: {} };
-  if (own.run !== undefined) setup.run = own.run;
-  for (const [key, text] of Object.entries(own)) if (isKey(key)) setup.overrides[key] = valueFrom(text);
+  if (params.run !== undefined) setup.run = params.run;
+  for (const [key, text] of Object.entries(params)) if (isKey(key)) setup.overrides[key] = valueFrom(text);
   for (const option of OPTIONS) {
-    const text = own[option];
+    const text = params[option];
     if (text === undefined || text === "") continue;
     setup[option] = option === "fragmentation" ? Number(text) : text;
   }
   return setup;
-}
-
-/** The keys of the second layout, without their prefix. */
-export function secondKeys(params: Params): Record<string, string> {
-  const own = Object.entries(params).filter(([key]) => key.startsWith(SECOND));
-  return Object.fromEntries(own.map(([key, text]) => [key.slice(SECOND.length), text]));
 }

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { History } from "./history.ts";
-import { setupOf, textOf, valueFrom } from "./setup.ts";
+import { textOf, valueFrom } from "./setup.ts";
 import { orStart, readHash, START, withChanges, writeHash } from "./url.ts";
 
 test("an address is read back as it was written", () => {
@@ -28,24 +28,6 @@ test("a parameter is the value it reads as", () => {
   expect(
     [8, true, 0.5, 1e9, "1f1b", "none", "full:3", "16M", [1, 2]].map((value) => valueFrom(textOf(value))),
   ).toEqual([8, true, 0.5, 1e9, "1f1b", "none", "full:3", "16M", [1, 2]]);
-});
-
-test("the second layout has the first one's keys but where it differs", () => {
-  const params = {
-    run: "preset:x",
-    "layout.tp": "8",
-    "b.layout.tp": "4",
-    "b.cluster": "dgx-h100:8",
-    tokens: "1T",
-    "pipeline.v": "2",
-  };
-  expect(setupOf(params)).toEqual({ run: "preset:x", overrides: { "layout.tp": 8 }, tokens: "1T" });
-  expect(setupOf(params, true)).toEqual({
-    run: "preset:x",
-    overrides: { "layout.tp": 4 },
-    tokens: "1T",
-    cluster: "dgx-h100:8",
-  });
 });
 
 test("quick changes of one control are one step of undo", () => {

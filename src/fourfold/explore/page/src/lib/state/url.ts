@@ -1,6 +1,8 @@
 /** The page's state as the address holds it: `#/PAGE?key=value&...`. Keys are the run file's, options, `PAGE.NAME`, and `figure`: the
  * figure that is scrolled to. */
 
+import { isOfSetup } from "./setup.ts";
+
 export const PAGES = [
   "strategy",
   "pipeline",
@@ -15,6 +17,10 @@ export const PAGES = [
   "tour",
 ] as const;
 export type PageName = (typeof PAGES)[number];
+/** The first page that is not of the set-up alone. */
+export const AFTER_SETUP = "run" satisfies PageName;
+/** Whether a page is of the set-up: from Strategy to Cluster. */
+export const ofSetup = (page: PageName): boolean => PAGES.indexOf(page) < PAGES.indexOf(AFTER_SETUP);
 export type Params = Readonly<Record<string, string>>;
 export interface Place {
   page: PageName;
@@ -66,13 +72,32 @@ export const START: Params = {
   failure_hours: "50k",
 };
 
+/** What the Cluster page shows before: 64 nodes of two to a rack, so that tp fills a node, cp a rack, and pp and data parallelism cross them. */
+export const START_OF_CLUSTER: Params = {
+  "model.preset": "llama3-70b",
+  cluster: "h100-24576:512",
+  "batch.global_sequences": "128",
+  "batch.sequence_length": "8192",
+  "precision.compute": "bf16",
+  "layout.tp": "8",
+  "layout.cp": "2",
+  "layout.pp": "4",
+  "layout.schedule": "interleaved_1f1b",
+  "layout.virtual_stages": "5",
+  "layout.zero": "1",
+  "layout.recompute": "selective",
+};
+
 /** Keys without which there is no step: a link may leave them out. */
 const NEEDED = ["cluster", "batch.global_sequences", "batch.sequence_length", "precision.compute"] as const;
 
 /** The state, with the start's keys where it says nothing of a model, and with those that a step needs where it has a model alone. */
-export function orStart(params: Params): Params {
+export function orStart(params: Params, page: PageName = "strategy"): Params {
   if (params.run !== undefined) return params;
-  if (!Object.keys(params).some((key) => key.startsWith("model."))) return { ...START, ...params };
+  if (!Object.keys(params).some((key) => key.startsWith("model."))) {
+    const own = page === "cluster" && !Object.keys(params).some(isOfSetup);
+    return { ...(own ? START_OF_CLUSTER : START), ...params };
+  }
   const filled = NEEDED.filter((key) => params[key] === undefined).map((key) => [key, START[key] ?? ""]);
   return filled.length > 0 ? { ...Object.fromEntries(filled), ...params } : params;
 }

@@ -1,8 +1,7 @@
 /** What the person looks at on this page; the address holds it. */
 
-import { Shown } from "$lib/api/shown.svelte.ts";
+import { Pair } from "$lib/api/pair.svelte.ts";
 import { Choices, CONTROLS, shownBy } from "$lib/state/choices.ts";
-import { clusterOf } from "../strategy/editing.svelte.ts";
 
 /** A part of the picture: how often it is enlarged, and where its middle is, as shares of the picture. */
 export interface View {
@@ -13,8 +12,14 @@ export interface View {
 export const WHOLE: View = { scale: 1, x: 0.5, y: 0.5 };
 
 class Choice extends Choices {
-  get cluster(): string | undefined {
-    return clusterOf();
+  /** What the colours of devices and blocks say: what flows, or whose group. */
+  get colour(): "flows" | "groups" {
+    return this.own("colour") === "groups" ? "groups" : "flows";
+  }
+
+  /** The clock: a share of the step; where gradients are reduced beside the last passes, most axes send. */
+  get moment(): number {
+    return Math.min(1, Math.max(0, this.number("moment", 85) / 100));
   }
 
   get axes(): string | undefined {
@@ -45,10 +50,12 @@ class Choice extends Choices {
 /** What the controls stand at. */
 export const choice = new Choice("cluster", CONTROLS);
 /** What is shown. */
-export const page = new Shown("cluster", {
+export const page = new Pair("cluster", {
   machine: "cluster",
   groups: "groups",
   step: "simulate",
 });
+/** One set-up of what is shown. */
+export type ClusterSide = (typeof page.sides)[number];
 /** The choices that are shown: those of its documents. */
 export const shown = new Choice("cluster", shownBy(page));

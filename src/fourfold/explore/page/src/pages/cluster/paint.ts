@@ -4,6 +4,7 @@ import type { ClusterDocument, GroupsDocument, SimulationDocument } from "$gener
 import { inkOn, type Resolved, type Shapes } from "$lib/charts/shapes.ts";
 import { axisColour } from "$lib/palette.ts";
 import { bytes, whole } from "$lib/units.ts";
+import type { Flow, Flowing } from "./flows.ts";
 import { countBetween, eachBlock, type Places, placeOf, type Rect, type Shown, type Tier } from "./places.ts";
 
 export interface Scene {
@@ -16,6 +17,8 @@ export interface Scene {
   rank: number;
   hover: number | undefined;
   links: SimulationDocument["links"] | undefined;
+  /** What flows at the clock's moment, where colours say that. */
+  flowing: Flowing | undefined;
   busiest: number;
   scale: number;
   x: number;
@@ -74,6 +77,14 @@ function device(shapes: Shapes, scene: Scene, index: number, rect: Rect): void {
       ...(width > 5 ? { stroke: "var(--line)" } : {}),
       radius,
     });
+  } else if (scene.flowing) {
+    sending(shapes, scene, scene.flowing, index, rect, radius);
+    if (chosen && width > 5)
+      shapes.rect(x, y, width, height, {
+        stroke: groupColour(scene),
+        width: Math.min(2.5, width / 9),
+        radius,
+      });
   } else if (chosen) {
     shapes.rect(x, y, width, height, { fill: groupColour(scene), radius });
   } else {
@@ -95,15 +106,42 @@ function device(shapes: Shapes, scene: Scene, index: number, rect: Rect): void {
   }
 }
 
+/** A device that sends: a stripe for each axes, as wide as its part of the links' time, as strong as it fills them. */
+function sending(
+  shapes: Shapes,
+  { cluster }: Scene,
+  flowing: Flowing,
+  first: number,
+  { x, y, width, height }: Rect,
+  radius: number,
+  count = 1,
+): void {
+  shapes.rect(x, y, width, height, { fill: "var(--quiet)", radius });
+  const parts = cluster.levels.flatMap((_, level) => flowing(first, count, level).parts);
+  const all = parts.reduce((sum, part) => sum + part.share, 0);
+  if (all <= 0) return;
+  const paint = { alpha: strength(all), radius: parts.length > 1 ? 0 : radius };
+  let left = x;
+  for (const { axes, share } of parts) {
+    const wide = (width * share) / all;
+    shapes.rect(left, y, wide, height, { fill: axisColour(axes), ...paint });
+    left += wide;
+  }
+}
+
+/** How strong a colour is where so much of a link is filled: little is seen, too. */
+const strength = (share: number): number => 0.3 + 0.7 * Math.sqrt(Math.min(1, share));
+
 function named(shapes: Shapes, scene: Scene, index: number, { x, y, width, height }: Rect): void {
   const number = scene.numbers[index];
   const chosen = number !== undefined && number === scene.numbers[scene.rank];
   const [middle, across] = [y + height / 2, x + width / 2];
   const long = 7.4 * String(index).length + 6;
-  if (chosen && scene.members.length <= MOST_HOPS)
+  const filled = chosen && !scene.flowing;
+  if (filled && scene.members.length <= MOST_HOPS)
     shapes.rect(across - long / 2, middle - 8, long, 16, { fill: groupColour(scene), radius: 4 });
   shapes.text(across, middle, String(index), {
-    fill: chosen ? inkOn(scene.resolved(groupColour(scene))) : "var(--ink)",
+    fill: filled ? inkOn(scene.resolved(groupColour(scene))) : "var(--ink)",
     align: "center",
     bold: index === scene.rank,
   });
@@ -128,6 +166,10 @@ function whereabouts(shapes: Shapes, { x, y, width, height }: Rect): void {
 /** A block whose inside is too small: how full it is of the chosen group. */
 function closed(shapes: Shapes, scene: Scene, { first, count }: Shown, { x, y, width, height }: Rect): void {
   const ranks = Math.max(0, Math.min(count, (scene.groups?.world_size ?? count) - first));
+  if (scene.flowing && ranks) {
+    sending(shapes, scene, scene.flowing, first, { x, y, width, height }, 0, count);
+    return;
+  }
   shapes.rect(x, y, width, height, { fill: "var(--device)", alpha: ranks ? 0.62 : 0.15 });
   const own = countBetween(scene.members, first, first + count);
   if (own) {
@@ -157,26 +199,34 @@ function opened(shapes: Shapes, scene: Scene, { first }: Shown, tier: Tier, rect
   const link = scene.cluster.levels[level];
   const load = scene.links?.[level];
   const room = width - 2 * inset;
-  const thick = Math.min(6, Math.max(1, head * 0.22));
+  const flow = scene.flowing?.(first, Math.min(tier.devices, scene.places.devices - first), level);
+  const thick = Math.min(flow ? 10 : 6, Math.max(1, head * (flow ? 0.34 : 0.22)));
   const named = head + inset * 0.55 > NAMED_HEAD + thick && room > 60;
   const top = y + inset * 0.75 + head - thick;
   if (named && link) {
     const words = [
       link.blocks > 1 ? `${link.name} ${whole(first / tier.devices)}` : link.name,
-      `${bytes(link.device_bytes_per_second)}/s a device`,
+      flow
+        ? `${bytes(flow.rate)}/s of ${bytes(link.device_bytes_per_second)}/s a device`
+        : `${bytes(link.device_bytes_per_second)}/s a device`,
     ];
     const middle = y + (top - y) / 2 + 1.5;
     shapes.text(x + inset, middle, words[0] ?? "", { fill: "var(--ink)", bold: true });
     const long = 7.2 * (words[0]?.length ?? 0) + 14;
-    if (room > long + 130) shapes.text(x + inset + long, middle, words[1] ?? "");
-    if (level === scene.busiest && room > long + 290)
+    if (room > long + (flow ? 185 : 130)) shapes.text(x + inset + long, middle, words[1] ?? "");
+    if (!flow && level === scene.busiest && room > long + 290)
       shapes.text(x + width - inset, middle, "busiest", {
         align: "right",
         fill: "var(--ink)",
         bold: true,
       });
   }
-  if (!load || head < 2.5) return;
+  if (head < 2.5) return;
+  if (flow) {
+    gauge(shapes, flow, x + inset, top, room, thick);
+    return;
+  }
+  if (!load) return;
   shapes.rect(x + inset, top, room, thick, { fill: "var(--sunken)" });
   let left = x + inset;
   const filled = room * Math.min(1, load.full_share);
@@ -191,6 +241,18 @@ function opened(shapes: Shapes, scene: Scene, { first }: Shown, tier: Tier, rect
       width: 1.5,
       radius: 2,
     });
+}
+
+/** How full the links of a block are now, by axes. */
+function gauge(shapes: Shapes, { parts }: Flow, x: number, y: number, wide: number, thick: number): void {
+  shapes.rect(x, y, wide, thick, { fill: "var(--sunken)" });
+  let left = 0;
+  for (const { axes, share } of parts) {
+    const long = Math.min(share, 1 - left) * wide;
+    shapes.rect(x + left * wide, y, long, thick, { fill: axisColour(axes) });
+    left += share;
+    if (left >= 1) return;
+  }
 }
 
 const planes = ({ cluster }: Scene): number => {

@@ -1,6 +1,7 @@
 /** What the person chose on this page, which the address holds, and what is asked for by it. */
 
 import { catalog } from "$lib/api/catalog.svelte.ts";
+import { Pair } from "$lib/api/pair.svelte.ts";
 import { Shown } from "$lib/api/shown.svelte.ts";
 import { Choices, CONTROLS, shownBy } from "$lib/state/choices.ts";
 
@@ -53,8 +54,10 @@ class Choice extends Choices {
 
 /** What the controls stand at. */
 export const choice = new Choice("collectives", CONTROLS);
-/** What is shown: the collective's steps, and the step of the set-up with the collectives that it makes. */
-export const page = new Shown("collectives", { steps: "collective", step: "simulate" });
+/** What is shown: the collective's steps. */
+export const page = new Shown("collectives", { steps: "collective" });
+/** The step of the set-up with the collectives that it makes. */
+export const steps = new Pair("collectives", { step: "simulate" });
 /** The choices that are shown: those of its documents. */
 export const shown = new Choice("collectives", shownBy(page));
 

@@ -1,6 +1,6 @@
 /** What the person looks at inside the device; the address holds it. */
 
-import { Shown } from "$lib/api/shown.svelte.ts";
+import { Pair } from "$lib/api/pair.svelte.ts";
 import { Choices, CONTROLS, shownBy } from "$lib/state/choices.ts";
 
 class Choice extends Choices {
@@ -33,6 +33,6 @@ class Choice extends Choices {
 /** What the controls stand at. */
 export const choice = new Choice("device", CONTROLS);
 /** What is shown. */
-export const page = new Shown("device", { roofline: "roofline", attention: "attention" });
+export const page = new Pair("device", { roofline: "roofline", attention: "attention" });
 /** The choices that are shown: those of its documents. */
 export const shown = new Choice("device", shownBy(page));

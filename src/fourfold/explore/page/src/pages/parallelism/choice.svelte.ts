@@ -1,12 +1,13 @@
 /** What the person chose on this page, which the address holds, and what is asked for by it. */
 
 import type { BlockDocument } from "$generated/documents.ts";
-import { Shown } from "$lib/api/shown.svelte.ts";
-import { Choices, CONTROLS, shownBy } from "$lib/state/choices.ts";
-import { PARTS, type Part, partOf } from "$lib/state/moved.ts";
+import { Pair } from "$lib/api/pair.svelte.ts";
+import { Choices, CONTROLS, type State, shownBy } from "$lib/state/choices.ts";
+import { valuesOf } from "$lib/state/editing.svelte.ts";
+import { PARTS, type Part, partOf } from "$lib/state/parts.ts";
 import type { Setup } from "$lib/state/setup.ts";
+import type { Params } from "$lib/state/url.ts";
 import { plainName } from "$lib/units.ts";
-import { valuesOf } from "../strategy/editing.svelte.ts";
 
 export type Axis = "tp" | "cp" | "ep";
 const MOST_RANKS = 16;
@@ -59,7 +60,7 @@ class Choice extends Choices {
 /** What the controls stand at. */
 export const choice = new Choice("parallelism", CONTROLS);
 /** What is shown: a block cut three ways, or ZeRO in its stages. */
-export const page = new Shown("parallelism", {
+export const page = new Pair("parallelism", {
   groups: "groups",
   "ZeRO-0": "simulate",
   "ZeRO-1": "simulate",
@@ -73,9 +74,15 @@ export const page = new Shown("parallelism", {
 /** The choices that are shown: those of its documents. */
 export const shown = new Choice("parallelism", shownBy(page));
 
-/** The model's name in the state that is shown, or what stands for one. */
-export const modelShown = (otherwise: string): string =>
-  page.params.run ? plainName(page.params.run) : (page.params["model.preset"] ?? otherwise);
+/** One set-up of what is shown. */
+export type ShownSide = (typeof page.sides)[number];
+/** The choices of one set-up's state. */
+export const choiceOf = (params: Params): Choice =>
+  new Choice("parallelism", { get: (key) => params[key], params: () => params } satisfies State);
+
+/** A set-up's model by its name, or what stands for one. */
+export const modelOf = (params: Params, otherwise: string): string =>
+  params.run ? plainName(params.run) : (params["model.preset"] ?? otherwise);
 
 /** ZeRO-0 to 3 and HSDP. */
 export const STAGES = [

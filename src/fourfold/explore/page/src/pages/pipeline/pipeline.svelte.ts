@@ -3,11 +3,13 @@
 import type { StepDocument } from "$generated/documents.ts";
 import { times as PASSES } from "$generated/ops.ts";
 import { catalog } from "$lib/api/catalog.svelte.ts";
-import { Shown } from "$lib/api/shown.svelte.ts";
-import { Choices, CONTROLS, numberOf, type State, shownBy } from "$lib/state/choices.ts";
+import { Pair } from "$lib/api/pair.svelte.ts";
+import { Choices, numberOf, type State } from "$lib/state/choices.ts";
+import { valuesOf } from "$lib/state/editing.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { setupOf } from "$lib/state/setup.ts";
-import { valuesOf } from "../strategy/editing.svelte.ts";
+import { editedOf, editsSecond } from "$lib/state/sides.ts";
+import type { Params } from "$lib/state/url.ts";
 
 export { scheduleName } from "./names.ts";
 /** Passes whose times a pipeline of one's own may set. */
@@ -16,7 +18,7 @@ export type Pass = (typeof PASSES)[number];
 /** Parameters of a pipeline of one's own, beside the set-up's. */
 const OWN = ["ranks", "microbatches", "v", "schedule", "times", ...PASSES];
 
-class Pipeline extends Choices {
+export class Pipeline extends Choices {
   #step: () => StepDocument | undefined;
 
   /** The pipeline of a state, and the set-up's step where that is drawn. */
@@ -104,19 +106,29 @@ class Pipeline extends Choices {
   }
 }
 
-/** What the controls stand at. */
-export const pipeline = new Pipeline(CONTROLS, () => page.documents.step);
+/** The pipeline of one set-up's state. */
+const pipelineOf = (params: Params, step: () => StepDocument | undefined): Pipeline =>
+  new Pipeline({ get: (key) => params[key], params: () => params }, step);
+
 /** What is shown: the set-up's step where its pipeline is drawn, and the pipeline. */
-export const page = new Shown("pipeline", { step: "simulate", drawn: "pipeline" });
-/** The pipeline that is drawn. */
-export const shown = new Pipeline(shownBy(page), () => page.documents.step);
-/** The requests of a state. */
-export function asked(): {
+export const page = new Pair("pipeline", { step: "simulate", drawn: "pipeline" });
+/** One set-up of what is shown, and its pipeline. */
+export type PipelineSide = (typeof page.sides)[number];
+export const shownOf = ({ params, documents }: PipelineSide): Pipeline =>
+  pipelineOf(params, () => documents.step);
+/** What the controls stand at: the set-up's pipeline is that of the set-up being edited. */
+export const pipeline = new Pipeline(
+  { get: (key) => editedOf(session.params)[key], params: () => editedOf(session.params) },
+  () => (editsSecond(session.params) ? page.second : page.first)?.documents.step,
+);
+/** The requests of one set-up's state. */
+export function asked(params: Params): {
   step: object | undefined;
   drawn: object | ((found: { step?: StepDocument }) => object | undefined);
 } {
-  if (pipeline.isFree) return { step: undefined, drawn: pipeline.body() };
-  const setup = setupOf(session.params);
+  const own = pipelineOf(params, () => undefined);
+  if (own.isFree) return { step: undefined, drawn: own.body() };
+  const setup = setupOf(params);
   return { step: setup, drawn: ({ step }) => (step ? bodyOf(setup, step) : undefined) };
 }
 /** The set-up's own pipeline, in seconds. */

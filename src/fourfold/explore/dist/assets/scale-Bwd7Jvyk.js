@@ -1,1 +1,0 @@
-var e=({from:e,to:t},n)=>Math.min(1,Math.max(0,Math.log(n/e)/Math.log(t/e))),t=({from:e,to:t},n)=>Number((e*(t/e)**n).toPrecision(2));export{e as n,t};
