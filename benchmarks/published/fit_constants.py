@@ -2,6 +2,7 @@
 
     python benchmarks/published/fit_constants.py DIR... [--write] [--cross FILE.json] [--folds FILE.json] [--groups 12]
         [--rows 60] [--sweep-rows 150] [--rounds 3] [--jobs 2] [--start src/fourfold/cost/fitted.toml]
+        [--looked timed.npz]
 
 DIR holds files of rows, as for `predict.py`. `prior_constants.toml` is where the fit starts, or, with fewer rounds to
 go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
@@ -9,6 +10,8 @@ each held to none: a device with few rows stays near its family, a software prof
 known of its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so
 that no sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. The written file leaves
 out what an entry inherits (`fit_file.py`).
+
+`--looked` fits step times to what `look.py` kept, in a minute; what software holds in memory stays as it ships.
 
 `--cross` leaves out one file at a time, or one of `--groups` of files: all constants are fitted without it, and a software
 profile that only it has is what the shipped rule takes an unknown software profile for: the framework's constants; of a
@@ -29,7 +32,8 @@ from numpy.typing import NDArray
 
 from case import PublishedCase, SettledPrediction
 from compare import validate as compare
-from fit_file import PRIOR, read, rounded, write
+from fit_file import FITTED, INFORMED, PRIOR, read, rounded, write
+from fit_memory import NAMES as MEMORY_NAMES
 from fit_memory import MemoryRows, fit_memory, held_rows
 from fit_rows import Shared, TimedRows, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
@@ -46,6 +50,7 @@ from fit_table import (
     family_of,
     moved_by,
     nodes_of,
+    put,
     weights_of,
 )
 from fourfold.cost.fitted import Fitted, ancestors_of, framework_of
@@ -128,6 +133,11 @@ class Model:
             held[np.ix_(summed, summed)] += FIRM * np.outer(spread[summed], spread[summed])
             wanted[summed] += FIRM * end * spread[summed]
         return np.linalg.solve(held, wanted) * spread
+
+    def errors_of_written(self, departures: dict[Node, float]) -> Numbers:
+        """The error of every row where the departures that are written are these."""
+        moved = np.array([0.0 if node.level == "trainer" else departures[node] for node in self.nodes])
+        return self.errors + self.matrix @ moved
 
     def left_out_errors(self, shipped: Numbers, part_of: Callable[[PublishedCase], Hashable]) -> Numbers:
         """The error of every row by constants that are fitted without its part of the rows (its source, say): `shipped`, what it is
@@ -271,6 +281,43 @@ def cross(folds: dict[str, Table], rows: list, jobs: int) -> PublishedOutcome:
         return compare(rows, predict, _progress(), each=lambda f, cases: pool.map(f, cases, chunksize=8))
 
 
+def fit_to_looked(timed: TimedRows, prior: Table, writes: bool) -> None:
+    """Step times alone, of rows that were looked at. Says the errors by what ships and by what is fitted, and with the source left
+    out of either."""
+    shipped, known = read(FITTED), json.loads(INFORMED.read_text(encoding="utf-8"))
+    model = Model.of([timed], prior)
+    fitted = model.errors_of_written(model.departures())
+    say_errors("shipped", timed.errors)
+    say_errors("shipped, source left out", model.left_out_errors(timed.errors, lambda case: case.file))
+    say_errors("fitted", fitted)
+    say_errors("fitted, source left out", model.left_out_errors(fitted, lambda case: case.file))
+    table = moved_by(prior, model.departures(), {case.software for case in model.cases})
+    with_memory_of(shipped, table)
+    if writes:
+        found = informed(table, model.cases, [])
+        for name, entry in found["software"].items():
+            memory = known["software"].get(name, {}).get("memory_rows")
+            found["software"][name] = {
+                "rows": entry["rows"],
+                **({"memory_rows": memory} if memory else {}),
+                "files": entry["files"],
+            }
+        write(table, found)
+
+
+def with_memory_of(shipped: Table, table: Table) -> None:
+    """Gives all software of `table` what it holds in memory by the constants that ship."""
+    before = Constants(shipped)
+    for software in table["software"]:
+        for name in MEMORY_NAMES:
+            put(table, "software", software, name, before.value("software", software, name))
+
+
+def say_errors(name: str, errors: Numbers) -> None:
+    error, signed = np.abs(np.exp(errors) - 1), np.exp(errors) - 1
+    say(f"{name}: {len(error)} rows, median {np.median(error):.1%}, mean {error.mean():.1%}, bias {signed.mean():+.1%}")
+
+
 def _progress():  # type: ignore[no-untyped-def]
     begun = time.monotonic()
 
@@ -293,12 +340,16 @@ def main() -> None:
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--start", type=Path, default=PRIOR, help="the constants that rows are first looked at with")
+    parser.add_argument("--looked", type=Path, help="step times that look.py kept")
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: 1 at least")
     rows = rows_or_exit(parser, options.folders)
     cases = telling(cases_of(rows))
     prior = read(PRIOR)
+    if options.looked:
+        fit_to_looked(TimedRows.load(options.looked, cases), prior, options.write)
+        return
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
     table = read(options.start)

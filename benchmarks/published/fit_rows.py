@@ -114,13 +114,18 @@ def named(case: PublishedCase) -> str:
 
 def timed_rows(rows: list[Lowered], table: Table) -> TimedRows:
     """One pass over the rows for each name: a constant is varied for all its owners at once, as a row has one of each."""
-    cases, constants = [row.case for row in rows], Constants(table)
+    cases = [row.case for row in rows]
     base, columns = logs(rows, table), []
     for part, name in NAMES:
         varied = scaled(table, cases, part, name, float(np.exp(-VARIED)))
         columns.append((base - logs(rows, varied)) / VARIED)
-    values = [[np.log(max(constants.of(part, case, name), 1e-30)) for part, name in NAMES] for case in cases]
-    return TimedRows(cases, base, np.array(columns).T, np.array(values))
+    return TimedRows(cases, base, np.array(columns).T, values_of(cases, table))
+
+
+def values_of(cases: list[PublishedCase], table: Table) -> Numbers:
+    """[row, name]: the logarithm of each of `NAMES`, where the table is."""
+    constants = Constants(table)
+    return np.array([[np.log(max(constants.of(part, case, name), 1e-30)) for part, name in NAMES] for case in cases])
 
 
 def logs(rows: list[Lowered], table: Table) -> Numbers:
