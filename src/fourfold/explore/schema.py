@@ -11,6 +11,7 @@ from fourfold.config.whole_file import bounded
 from fourfold.explore.accuracy.document import AccuracyDocument, AccuracyRunDocument
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.board.document import BoardDocument
+from fourfold.explore.board.moves.document import MovesDocument
 from fourfold.explore.board.runs import BOARD_RUN, BoardRunDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
@@ -86,6 +87,7 @@ SCHEMAS: dict[str, type] = {
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
     "board": BoardDocument,
+    "moves": MovesDocument,
     "tasks": TasksDocument,
     "task": JudgementDocument,
     "own_task": TaskDocument,

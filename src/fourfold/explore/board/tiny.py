@@ -8,27 +8,34 @@ import tomli_w
 from fourfold.explore.board.request import Board
 
 STEPS = 8
-_SEQUENCE, _HIDDEN, _HEADS, _FFN = 256, 256, 4, 1024
+_SEQUENCE, _HIDDEN, _HEADS = 256, 256, 4
+
+
+def model_keys(blocks: int, hidden: int = _HIDDEN, tokens: int = _SEQUENCE) -> dict[str, Any]:
+    """The keys of the model, its data and the length of its run, dotted. `tokens`: of a sequence."""
+    return {
+        "model.num_layers": blocks,
+        "model.hidden_size": hidden,
+        "model.num_heads": _HEADS,
+        "model.ffn_size": 4 * hidden,
+        "data.corpus": "stdlib",
+        "data.tokenizer": "bytes",
+        "batch.sequence_length": tokens,
+        "batch.steps": STEPS,
+        "layout.microbatch_sequences": 1,
+    }
 
 
 def run_keys(board: Board, schedule: Path) -> dict[str, Any]:
     """The keys of the run, dotted. `schedule`: the file that holds the board's text."""
     stages = len(board.stage_ranks)
     return {
-        "model.num_layers": stages,
-        "model.hidden_size": _HIDDEN,
-        "model.num_heads": _HEADS,
-        "model.ffn_size": _FFN,
-        "data.corpus": "stdlib",
-        "data.tokenizer": "bytes",
+        **model_keys(stages),
         "batch.global_sequences": board.num_microbatches,
-        "batch.sequence_length": _SEQUENCE,
-        "batch.steps": STEPS,
         "layout.pp": board.num_ranks,
         "layout.virtual_stages": board.virtual_stages,
         "layout.segments_per_stage": [2, *[1] * (stages - 2), 2],
         "layout.schedule": f"file:{schedule}",
-        "layout.microbatch_sequences": 1,
         "run.device": "cpu",
     }
 

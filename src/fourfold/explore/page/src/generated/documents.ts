@@ -740,6 +740,122 @@ export interface ModelRow {
   [key: string]: unknown;
 }
 
+/** An answer to choose: as a request has it, and in words. */
+export interface MovesAnswer {
+  value: string;
+  words: string;
+}
+
+/** Moved programs, judged and priced. `price`: None where the simulator cannot run them, `unpriced` says why. `before`: that of the compiler's order. `link`: the shortest text of the moves. */
+export interface MovesDocument {
+  settings: MovesSetting[];
+  clusters: string[];
+  setting: string;
+  cluster: string;
+  link: string;
+  lists: MovesList[];
+  state: "proved" | "refused";
+  message: string;
+  faults: MovesFault[];
+  price: MovesPrice | null;
+  unpriced: string;
+  before: MovesPrice;
+  goals: MovesGoal[];
+}
+
+/** A fault, `text` in the verifier's words, `message` without place and repair, of a rank that runs list `of_list`. `at`: the instruction; None: the list as a whole. `about`: those that the sentence speaks of; `awaited`: those of other lists that it waits for. */
+export interface MovesFault {
+  rank: number;
+  of_list: number;
+  at: MovesSpot | null;
+  text: string;
+  message: string;
+  about: MovesSpot[];
+  awaited: MovesSpot[];
+}
+
+/** A goal, and how far the programs are. `opening`: the moves with which it begins; None for goals of another setting. Figures in seconds or bytes (`unit`): `at_most` reaches it, `compiler` is that of the compiler's order, `yours` that of the board; None where nothing is to be measured, or nothing is proved. `limit_bytes`: the most that a rank may hold; `question`: asked of a deadlock, with `answers`; `answered`: whether the answer was right. */
+export interface MovesGoal {
+  id: string;
+  title: string;
+  text: string;
+  setting: string;
+  opening: string | null;
+  unit: "seconds" | "bytes" | "none";
+  at_most: number | null;
+  compiler: number | null;
+  yours: number | null;
+  limit_bytes: number | null;
+  question: string;
+  answers: MovesAnswer[];
+  answered: boolean | null;
+  reached: boolean;
+}
+
+/** An instruction. `letter`: its operation; `does`: the same in a few words; `starts`: the number of what a wait joins; `stream`: where it runs; `sent_bytes`: all that it sends. */
+export interface MovesInstruction {
+  short: string;
+  letter: string;
+  does: string;
+  stream: string;
+  starts: number | null;
+  movable: boolean;
+  reads: string[];
+  writes: string[];
+  frees: string[];
+  sent_bytes: number;
+}
+
+/** A list: the ranks that run it, its instructions in the compiler's order, and the order now. `out`: those taken out. */
+export interface MovesList {
+  ranks: number[];
+  instructions: MovesInstruction[];
+  order: number[];
+  out: number[];
+}
+
+/** A simulated step. `exposed_seconds`, `idle_seconds`: means over pipeline ranks, of waiting for collectives (`exposed`: by kind of time), and for other stages. `peak_bytes`: of the rank that holds most. */
+export interface MovesPrice {
+  step_seconds: number;
+  makespan: number;
+  exposed_seconds: number;
+  exposed: Record<string, number>;
+  idle_seconds: number;
+  peak_bytes: number;
+  lists: MovesTimes[];
+}
+
+/** A setting to choose. */
+export interface MovesSetting {
+  id: string;
+  title: string;
+  text: string;
+}
+
+/** An instruction: its list, and its number there in the compiler's order. */
+export interface MovesSpot {
+  list: number;
+  number: number;
+}
+
+/** A transfer or collective beside computation: the place of its instruction in the order, and from when to when it runs. */
+export interface MovesStream {
+  index: number;
+  stream: string;
+  start: number;
+  end: number;
+}
+
+/** A list over time, in seconds: when each instruction of the order has its turn and when the rank goes on; `live_bytes` while it runs. `memory`: by kind of buffer, the most in spans of time that end at `ends`. */
+export interface MovesTimes {
+  starts: number[];
+  ends: number[];
+  streams: MovesStream[];
+  live_bytes: number[];
+  memory_ends: number[];
+  memory: Record<string, number[]>;
+}
+
 /** A published run that is like this one: as measured, and as predicted. The other keys are its layout. */
 export interface NearestDocument {
   id: string;
@@ -1334,6 +1450,7 @@ export interface Documents {
   pipeline: PipelineDocument;
   slots: SlotsDocument;
   board: BoardDocument;
+  moves: MovesDocument;
   tasks: TasksDocument;
   task: JudgementDocument;
   own_task: TaskDocument;
