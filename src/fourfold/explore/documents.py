@@ -23,6 +23,7 @@ from fourfold.explore.attention import ATTENTION_KEYS, attention_document
 from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
 from fourfold.explore.board.document import board_document
+from fourfold.explore.by_hand.document import hand_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document, priced_setup
@@ -103,6 +104,11 @@ def slots(body: Body, report: Report) -> dict[str, Any]:
 def board(body: Body, report: Report) -> dict[str, Any]:
     """An order that a person builds, judged by the verifier and priced by the simulator."""
     return board_document(body)
+
+
+def by_hand(body: Body, report: Report) -> dict[str, Any]:
+    """A collective that a person builds, judged and priced."""
+    return hand_document(body)
 
 
 def trace(body: Body, report: Report) -> dict[str, Any]:
@@ -236,6 +242,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "pipeline": pipeline,
     "slots": slots,
     "board": board,
+    "by_hand": by_hand,
     "tasks": tasks,
     "task": task,
     "own_task": own_task,

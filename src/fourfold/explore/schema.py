@@ -12,6 +12,7 @@ from fourfold.explore.accuracy.document import AccuracyDocument, AccuracyRunDocu
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.board.document import BoardDocument
 from fourfold.explore.board.runs import BOARD_RUN, BoardRunDocument
+from fourfold.explore.by_hand.document import HandDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective import CollectiveDocument
@@ -86,6 +87,7 @@ SCHEMAS: dict[str, type] = {
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
     "board": BoardDocument,
+    "by_hand": HandDocument,
     "tasks": TasksDocument,
     "task": JudgementDocument,
     "own_task": TaskDocument,
