@@ -59,7 +59,7 @@ GOALS = (
     ),
     HandGoal(
         "hand-broadcast", "Broadcast", "Rank 0 has a small buffer; let all have it, in no more time than the tree: who has it "
-        "helps to send it.", "broadcast", (0,) * 8, "tree", buffer_bytes=65536.0,
+        "helps to send it.", "broadcast", (0,) * 8, "tree", buffer_bytes=64e3,
     ),
     HandGoal(
         "hand-places", "Place the ranks", "The ring leaves a node at every hop. Move ranks, or send otherwise, so that fewer bytes "
@@ -71,7 +71,7 @@ GOALS = (
     ),
     HandGoal(
         "hand-doubling", "Beat the ring: a small buffer", "A step costs its latency here, hardly its bytes: send more, in fewer "
-        "steps.", "all_reduce", (0,) * 4, "ring", buffer_bytes=8192.0, beats=True,
+        "steps.", "all_reduce", (0,) * 4, "ring", buffer_bytes=8e3, beats=True,
     ),
 )  # fmt: skip
 
