@@ -20,7 +20,7 @@ from fourfold.explore.by_hand.plan import (
     SHARDED,
     Frame,
     HandMessage,
-    Plan,
+    HandPlan,
     placed_in_order,
     plan_of_file,
     read_steps,
@@ -73,9 +73,9 @@ class Numbers:
             self.wanted = [dict(enumerate(own[0]))] * frame.ranks
         else:
             self.held = [dict(enumerate(row)) for row in own]
-            whole = dict(enumerate(sums))
+            full = dict(enumerate(sums))
             self.wanted = [
-                whole if frame.kind == "all_reduce" else {frame.shards[rank]: sums[frame.shards[rank]]}
+                full if frame.kind == "all_reduce" else {frame.shards[rank]: sums[frame.shards[rank]]}
                 for rank in everyone
             ]
 
@@ -97,7 +97,7 @@ class Numbers:
         return all(wanted.items() <= own.items() for own, wanted in zip(self.held, self.wanted, strict=True))
 
 
-def true_of_numbers(plan: Plan) -> bool:
+def true_of_numbers(plan: HandPlan) -> bool:
     """Whether all steps can be taken, and numbers are then what the collective promises."""
     return all(
         all(numbers.take(step) for step in plan.steps) and numbers.is_reached
@@ -108,7 +108,7 @@ def true_of_numbers(plan: Plan) -> bool:
 def test_every_fill_reaches_its_collective_and_numbers_agree() -> None:
     for frame in frames():
         for name in known_fills(frame):
-            plan = Plan(frame, fill_steps(name, frame))
+            plan = HandPlan(frame, fill_steps(name, frame))
             found = judged(plan)
             assert found.is_reached, (frame, name, found)
             assert true_of_numbers(plan), (frame, name)
@@ -139,15 +139,15 @@ def test_the_ring_by_hand_has_the_steps_and_the_price_of_fourfold_s_own(kind: An
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_doubling_takes_a_logarithm_of_steps(ranks: int) -> None:
-    """An all-reduce of whole buffers sends log2(N) of them; by halves it sends the ring's bytes, as Thakur et al. say."""
+    """An all-reduce of full buffers sends log2(N) of them; by halves it sends the ring's bytes, as Thakur et al. say."""
     steps = ranks.bit_length() - 1
     body = {"kind": "all_reduce", "ranks": ranks, "buffer_bytes": 8192.0}
-    whole, halves, ring = (answer(**body, fill=name)["figures"] for name in ("doubling", "halving_doubling", "ring"))
-    assert (whole["num_steps"], whole["sent_bytes"]) == (steps, steps * 8192)
+    full, halves, ring = (answer(**body, fill=name)["figures"] for name in ("doubling", "halving_doubling", "ring"))
+    assert (full["num_steps"], full["sent_bytes"]) == (steps, steps * 8192)
     assert (halves["num_steps"], halves["sent_bytes"]) == (2 * steps, ring["sent_bytes"])
 
 
-def changed(plan: Plan, draw: random.Random) -> Plan:
+def changed(plan: HandPlan, draw: random.Random) -> HandPlan:
     """A plan in which a message is dropped, turned, given another chunk, end or way, doubled, or moved to another step."""
     steps = [list(step) for step in plan.steps]
     step = draw.choice([each for each in steps if each])
@@ -168,16 +168,16 @@ def changed(plan: Plan, draw: random.Random) -> Plan:
             step.insert(index, each)
         case 6:
             draw.choice(steps).append(step.pop(index))
-    return Plan(plan.frame, tuple(map(tuple, steps)))
+    return HandPlan(plan.frame, tuple(map(tuple, steps)))
 
 
 def test_a_changed_plan_is_reached_only_where_it_is_true_of_numbers() -> None:
-    """Random changes of right plans, one to three of them. What is true of numbers and yet refused breaks a rule that numbers do
+    """Random changes of right plans, one to three of them. A plan that is true of numbers and yet refused breaks a rule that numbers do
     not have: one message a port, no message to oneself, nothing added to nothing; or a wrong sum that is written over later."""
     draw = random.Random(11)
     kinds, reached = set[str](), 0
     plans = [
-        Plan(frame, fill_steps(name, frame)) for frame in frames() if frame.ranks < 7 for name in known_fills(frame)
+        HandPlan(frame, fill_steps(name, frame)) for frame in frames() if frame.ranks < 7 for name in known_fills(frame)
     ]
     for plan in plans:
         for changes in (1, 1, 2, 3):
@@ -208,7 +208,7 @@ def test_a_ring_needs_each_of_its_messages(kind: Any) -> None:
     steps = fill_steps("ring", frame)
     for number, step in enumerate(steps):
         for index in range(len(step)):
-            cut = Plan(frame, (*steps[:number], step[:index] + step[index + 1 :], *steps[number + 1 :]))
+            cut = HandPlan(frame, (*steps[:number], step[:index] + step[index + 1 :], *steps[number + 1 :]))
             found = judged(cut)
             assert not found.is_reached
             assert not true_of_numbers(cut)
@@ -283,8 +283,8 @@ def test_places_decide_what_leaves_a_node() -> None:
 def test_links_and_files_open_as_the_same_plan() -> None:
     for frame in frames():
         for name in known_fills(frame):
-            plan = Plan(frame, fill_steps(name, frame))
-            again = Plan(frame, read_steps(plan.link, frame.ranks))
+            plan = HandPlan(frame, fill_steps(name, frame))
+            again = HandPlan(frame, read_steps(plan.link, frame.ranks))
             assert again.link == plan.link
             assert judged(again).contents == judged(plan).contents
             opened = plan_of_file(plan.text)
@@ -318,7 +318,7 @@ def test_links_and_files_open_as_the_same_plan() -> None:
         ({"file": "kind gossip\nnode_of 0 0"}, "kind 'gossip': allowed: all_gather"),
         ({"file": "kind all_gather\nnode_of 0 0\nstep K0.0-1 ?"}, "file:3: '?' is no message"),
         ({"file": "hello"}, "file:1: 'hello'; allowed: kind, nodes, node_of, shards once, and step"),
-        ({"file": "kind all_gather\nnode_of 0 x"}, "file: node_of '0 x': allowed: whole numbers"),
+        ({"file": "kind all_gather\nnode_of 0 x"}, "file: node_of '0 x': allowed: full numbers"),
         ({"file": "kind all_gather\nnode_of 0"}, "1 ranks on 1 nodes: allowed: 2 to 8 ranks"),
     ],
 )
@@ -390,7 +390,7 @@ def on_collective(watched: Watched, place: str = "") -> Any:
 
 
 def surface(tab: Any) -> Any:
-    """What takes the keys."""
+    """The part that takes the keys."""
     return tab.get_by_role("application", name="ranks hold before step")
 
 
@@ -409,7 +409,7 @@ def messages(tab: Any) -> list[str]:
 def test_keys_build_the_ring_all_gather_and_a_message_that_is_taken_away_is_told(
     watched: Watched, tmp_path: Path
 ) -> None:
-    """Its link and its file open as the same plan, and undo brings the message back."""
+    """The link and the file open as the same plan, and undo brings the message back."""
     tab = on_collective(watched, "&board.c.ranks=3")
     for step, turn in enumerate([["0", "1", "2"], ["2", "0", "1"]]):
         for rank, chunk in enumerate(turn):

@@ -7,7 +7,7 @@ from fourfold.cost.algorithms import Contents
 from fourfold.explore.by_hand.fills import known_fills
 from fourfold.explore.by_hand.goals import HandFigures, HandGoalDocument, figures, goal_rows
 from fourfold.explore.by_hand.judge import Judgement, judged, lack_text, ranks_of, reached_text
-from fourfold.explore.by_hand.plan import SHARDED, Plan, step_text
+from fourfold.explore.by_hand.plan import SHARDED, HandPlan, step_text
 from fourfold.explore.by_hand.price import HandPrice, placed_ranks
 from fourfold.explore.by_hand.request import read_plan
 from fourfold.explore.collective import CrossedLevel
@@ -74,7 +74,7 @@ class HandVerdict:
 
 @record
 class HandLink:
-    """What one rank sends another over all steps that run."""
+    """The bytes that one rank sends another over all steps that run."""
 
     source: int
     target: int
@@ -157,7 +157,7 @@ def _held(contents: Sequence[Contents], ranks: int) -> list[Held]:
     return [[list(ranks_of(own.get(chunk, 0))) for chunk in range(ranks)] for own in contents]
 
 
-def _steps(plan: Plan, found: Judgement, price: HandPrice) -> list[dict[str, Any]]:
+def _steps(plan: HandPlan, found: Judgement, price: HandPrice) -> list[dict[str, Any]]:
     times, seconds = price.message_seconds, price.step_seconds
     return [
         {
@@ -180,7 +180,7 @@ def _steps(plan: Plan, found: Judgement, price: HandPrice) -> list[dict[str, Any
     ]
 
 
-def _verdict(plan: Plan, found: Judgement, price: HandPrice) -> dict[str, Any]:
+def _verdict(plan: HandPlan, found: Judgement, price: HandPrice) -> dict[str, Any]:
     state: Literal["reached", "unfinished", "fault"]
     place = None
     if found.fault is not None:

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from fourfold.explore.by_hand.fills import known_fills
-from fourfold.explore.by_hand.plan import Frame, Kind, Plan, placed_in_order
+from fourfold.explore.by_hand.plan import Frame, Kind, HandPlan, placed_in_order
 from fourfold.explore.by_hand.price import HandPrice, placed_ranks
 from fourfold.results.record import record
 
@@ -36,11 +36,11 @@ class HandGoal:
         return Frame(self.kind, max(self.node_of) + 1, self.node_of, tuple(range(ranks)))
 
     def price(self, frame: Frame, name: str) -> HandPrice:
-        """What an algorithm costs on these ranks."""
+        """The price of an algorithm on these ranks."""
         return HandPrice(placed_ranks(frame, self.cluster), known_fills(frame)[name](), self.buffer_bytes)
 
     def figure(self, price: HandPrice) -> float:
-        """What is measured."""
+        """The figure that is measured."""
         return price.seconds if self.measure == "seconds" else price.network_bytes
 
 
@@ -78,7 +78,7 @@ GOALS = (
 
 @record
 class HandFigures:
-    """What steps cost. `network_bytes`: leave a node, all ranks together; `sent_bytes`: of the rank that sends most."""
+    """The cost of steps. `network_bytes`: leave a node, all ranks together; `sent_bytes`: of the rank that sends most."""
 
     num_steps: int
     seconds: float
@@ -144,7 +144,7 @@ def best_known(goal: HandGoal) -> tuple[Frame, str]:
     return min(ways, key=cost)
 
 
-def goal_rows(plan: Plan, cluster: str, price: HandPrice, is_reached: bool) -> list[dict[str, Any]]:
+def goal_rows(plan: HandPlan, cluster: str, price: HandPrice, is_reached: bool) -> list[dict[str, Any]]:
     """`HandGoalDocument` of every goal."""
     return [_row(goal, plan, cluster, price, is_reached) for goal in GOALS]
 
@@ -155,7 +155,7 @@ def _known(goal: HandGoal) -> tuple[HandPrice, HandPrice]:
     return goal.price(goal.frame, goal.against), goal.price(*best_known(goal))
 
 
-def _row(goal: HandGoal, plan: Plan, cluster: str, price: HandPrice, is_reached: bool) -> dict[str, Any]:
+def _row(goal: HandGoal, plan: HandPlan, cluster: str, price: HandPrice, is_reached: bool) -> dict[str, Any]:
     frame, name = best_known(goal)
     against, best = _known(goal)
     own = (plan.frame.kind, plan.frame.ranks, plan.frame.nodes, cluster, price.buffer_bytes)

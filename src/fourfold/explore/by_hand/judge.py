@@ -1,11 +1,11 @@
-"""What every rank holds after every step, the first message that cannot be, and what the collective still lacks."""
+"""The judge of a plan: chunks that ranks hold after every step, the first message that cannot be, what is missing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fourfold.cost.algorithms import Contents, contents_before
-from fourfold.explore.by_hand.plan import Frame, HandMessage, Plan
+from fourfold.explore.by_hand.plan import Frame, HandMessage, HandPlan
 
 FaultKind = Literal["self", "lacks", "writes", "ports", "nothing", "twice"]
 
@@ -50,7 +50,7 @@ class Judgement:
         return self.fault is None and not self.lacks
 
 
-def judged(plan: Plan) -> Judgement:
+def judged(plan: HandPlan) -> Judgement:
     """The plan, run until its end or its first fault."""
     contents = [first_contents(plan.frame)]
     fault = None
@@ -63,7 +63,7 @@ def judged(plan: Plan) -> Judgement:
 
 
 def first_contents(frame: Frame) -> tuple[Contents, ...]:
-    """What every rank begins with."""
+    """The chunks that every rank begins with."""
     if frame.kind == "all_gather":
         return tuple({chunk: 1 << rank} for rank, chunk in enumerate(frame.shards))
     if frame.kind == "broadcast":
@@ -72,17 +72,17 @@ def first_contents(frame: Frame) -> tuple[Contents, ...]:
 
 
 def wanted_contents(frame: Frame) -> tuple[Contents, ...]:
-    """What every rank has to hold in the end; it may hold more."""
+    """The chunks that every rank has to hold in the end; it may hold more."""
     every = (1 << frame.ranks) - 1
     if frame.kind == "reduce_scatter":
         return tuple({chunk: every} for chunk in frame.shards)
     if frame.kind == "all_reduce":
-        whole = dict.fromkeys(range(frame.ranks), every)
+        full = dict.fromkeys(range(frame.ranks), every)
     elif frame.kind == "all_gather":
-        whole = {chunk: 1 << rank for rank, chunk in sorted(enumerate(frame.shards), key=lambda each: each[1])}
+        full = {chunk: 1 << rank for rank, chunk in sorted(enumerate(frame.shards), key=lambda each: each[1])}
     else:
-        whole = dict.fromkeys(range(frame.ranks), 1)
-    return (whole,) * frame.ranks
+        full = dict.fromkeys(range(frame.ranks), 1)
+    return (full,) * frame.ranks
 
 
 def after_step(contents: Sequence[Contents], messages: Sequence[HandMessage]) -> tuple[Contents, ...]:
@@ -149,7 +149,7 @@ def _wrong(
 
 
 def lacks_of(frame: Frame, contents: Sequence[Contents]) -> tuple[Lack, ...]:
-    """What is missing, rank by rank."""
+    """The chunks that are missing, rank by rank."""
     return tuple(
         Lack(rank, chunk, ranks_of(bits & ~own.get(chunk, 0)), chunk in own)
         for rank, (own, wanted) in enumerate(zip(contents, wanted_contents(frame), strict=True))
@@ -171,7 +171,7 @@ def lack_text(lacks: Sequence[Lack]) -> str:
 
 
 def reached_text(frame: Frame, steps: int) -> str:
-    """What holds in the end."""
+    """A sentence on what holds in the end."""
     after = f"after {steps} step{'' if steps == 1 else 's'}"
     summed = f"summed over all {frame.ranks} ranks, each counted once"
     if frame.kind == "reduce_scatter":

@@ -59,7 +59,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HandPlan:
     """Messages that a person placed, which may be wrong."""
 
     frame: Frame
@@ -131,7 +131,7 @@ def _read_step(text: str, ranks: int, where: str) -> tuple[HandMessage, ...]:
 
 
 def read_frame(kind: Kind, nodes: int, node_of: Iterable[int], shards: Iterable[int]) -> Frame:
-    """Raises `UserError` where ranks have no seat or shards are not one for each rank."""
+    """Raises `UserError` where a node has too many ranks, or shards are not one for each rank."""
     frame = Frame(kind, nodes, tuple(node_of), tuple(shards))
     least, most = RANKS
     if not least <= frame.ranks <= most or not 1 <= nodes <= frame.ranks:
@@ -161,7 +161,7 @@ def placed_in_order(ranks: int, nodes: int) -> tuple[int, ...]:
     return tuple(rank // seats_of(ranks, nodes) for rank in range(ranks))
 
 
-def plan_of_file(text: str) -> Plan:
+def plan_of_file(text: str) -> HandPlan:
     """The plan of a file. Raises `UserError`."""
     stated: dict[str, str] = {}
     steps = []
@@ -189,7 +189,7 @@ def plan_of_file(text: str) -> Plan:
     frame = read_frame(kind, nodes, node_of, shards)
     if len(steps) > MOST_STEPS:
         raise UserError(f"file: {len(steps)} steps; allowed: {MOST_STEPS} at most; what works: fewer lines 'step'")
-    return Plan(frame, tuple(_read_step(value, frame.ranks, f"file:{number}") for number, value in steps))
+    return HandPlan(frame, tuple(_read_step(value, frame.ranks, f"file:{number}") for number, value in steps))
 
 
 def _numbers(key: str, text: str, one: bool = False) -> list[int]:

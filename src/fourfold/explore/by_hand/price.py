@@ -1,4 +1,4 @@
-"""What a plan's steps cost on the links of its cluster, as `explore.collective` prices the steps of fourfold's own algorithms."""
+"""The price of a plan's steps on the links of its cluster, as `explore.collective` prices the steps of fourfold's own algorithms."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class HandPrice:
 
     @property
     def sent_bytes(self) -> float:
-        """Of the rank that sends most."""
+        """The bytes of the rank that sends most."""
         sent = Counter(each.source for step in self.steps for each in step)
         return max(sent.values(), default=0) * self.chunk_bytes
 
@@ -90,7 +90,7 @@ class HandPrice:
 
 
 def messages_of(step: tuple[HandMessage, ...]) -> tuple[ChunkMessage, ...]:
-    """What goes from one rank to another in a step, together."""
+    """The messages of a step: all that goes from one rank to another, together."""
     found: dict[Pair, list[int]] = {}
     for each in step:
         found.setdefault((each.source, each.target), []).append(each.chunk)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from fourfold.explore.by_hand.fills import fill_steps
-from fourfold.explore.by_hand.plan import RANKS, Kind, Plan, placed_in_order, plan_of_file, read_frame, read_steps
+from fourfold.explore.by_hand.plan import RANKS, Kind, HandPlan, placed_in_order, plan_of_file, read_frame, read_steps
 from fourfold.explore.setup import read_setup, validated
 
 _MOST_TEXT = 20_000
@@ -38,7 +38,7 @@ class HandRequest(BaseModel):
 class PricedPlan:
     """A plan, the cluster whose links carry it, and its buffer."""
 
-    plan: Plan
+    plan: HandPlan
     cluster: str
     buffer_bytes: float
 
@@ -55,5 +55,5 @@ def read_plan(body: Mapping[str, Any]) -> PricedPlan:
         shards = asked.shards if asked.shards is not None else range(asked.ranks)
         frame = read_frame(asked.kind, asked.nodes, node_of, shards)
         steps = fill_steps(asked.fill, frame) if asked.fill is not None else read_steps(asked.steps, frame.ranks)
-        plan = Plan(frame, steps)
+        plan = HandPlan(frame, steps)
     return PricedPlan(plan, asked.cluster, asked.buffer_bytes)

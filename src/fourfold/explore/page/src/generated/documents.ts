@@ -557,7 +557,7 @@ export interface HandFaultPlace {
   chunk: number;
 }
 
-/** What steps cost. `network_bytes`: leave a node, all ranks together; `sent_bytes`: of the rank that sends most. */
+/** The cost of steps. `network_bytes`: leave a node, all ranks together; `sent_bytes`: of the rank that sends most. */
 export interface HandFigures {
   num_steps: number;
   seconds: number;
@@ -600,7 +600,7 @@ export interface HandLack {
   ranks: number[];
 }
 
-/** What one rank sends another over all steps that run. */
+/** The bytes that one rank sends another over all steps that run. */
 export interface HandLink {
   source: number;
   target: number;
