@@ -172,7 +172,7 @@ def changed(plan: HandPlan, draw: random.Random) -> HandPlan:
 
 
 def test_a_changed_plan_is_reached_only_where_it_is_true_of_numbers() -> None:
-    """Random changes of right plans, one to three of them. A plan that is true of numbers and yet refused breaks a rule that numbers do
+    """Random changes of right plans, one to three of them. One that is true of numbers and yet refused breaks a rule that numbers do
     not have: one message a port, no message to oneself, nothing added to nothing; or a wrong sum that is written over later."""
     draw = random.Random(11)
     kinds, reached = set[str](), 0

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from fourfold.explore.by_hand.fills import known_fills
-from fourfold.explore.by_hand.plan import Frame, Kind, HandPlan, placed_in_order
+from fourfold.explore.by_hand.plan import Frame, HandPlan, Kind, placed_in_order
 from fourfold.explore.by_hand.price import HandPrice, placed_ranks
 from fourfold.results.record import record
 

@@ -1,4 +1,4 @@
-"""The price of a plan's steps on the links of its cluster, as `explore.collective` prices the steps of fourfold's own algorithms."""
+"""The price of a plan on the links of its cluster: its steps as `explore.collective` prices those of fourfold's own algorithms."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def placed_ranks(frame: Frame, cluster: str) -> PlacedRanks:
 
 @dataclass(frozen=True)
 class HandPrice:
-    """Steps that run, priced. What a rank sends another in one step is one message."""
+    """Steps that run, priced. All that a rank sends another in one step is one message."""
 
     placed: PlacedRanks
     steps: Steps

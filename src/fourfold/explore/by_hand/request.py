@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from fourfold.explore.by_hand.fills import fill_steps
-from fourfold.explore.by_hand.plan import RANKS, Kind, HandPlan, placed_in_order, plan_of_file, read_frame, read_steps
+from fourfold.explore.by_hand.plan import RANKS, HandPlan, Kind, placed_in_order, plan_of_file, read_frame, read_steps
 from fourfold.explore.setup import read_setup, validated
 
 _MOST_TEXT = 20_000
