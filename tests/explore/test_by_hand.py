@@ -172,7 +172,7 @@ def changed(plan: HandPlan, draw: random.Random) -> HandPlan:
 
 
 def test_a_changed_plan_is_reached_only_where_it_is_true_of_numbers() -> None:
-    """Random changes of right plans, one to three of them. One that is true of numbers and yet refused breaks a rule that numbers do
+    """Changes of right plans, one to three of them. One that is true of numbers and yet refused breaks a rule that numbers do
     not have: one message a port, no message to oneself, nothing added to nothing; or a wrong sum that is written over later."""
     draw = random.Random(11)
     kinds, reached = set[str](), 0
@@ -318,7 +318,7 @@ def test_links_and_files_open_as_the_same_plan() -> None:
         ({"file": "kind gossip\nnode_of 0 0"}, "kind 'gossip': allowed: all_gather"),
         ({"file": "kind all_gather\nnode_of 0 0\nstep K0.0-1 ?"}, "file:3: '?' is no message"),
         ({"file": "hello"}, "file:1: 'hello'; allowed: kind, nodes, node_of, shards once, and step"),
-        ({"file": "kind all_gather\nnode_of 0 x"}, "file: node_of '0 x': allowed: full numbers"),
+        ({"file": "kind all_gather\nnode_of 0 x"}, "file: node_of '0 x': allowed: numbers"),
         ({"file": "kind all_gather\nnode_of 0"}, "1 ranks on 1 nodes: allowed: 2 to 8 ranks"),
     ],
 )

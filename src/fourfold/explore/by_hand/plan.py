@@ -196,7 +196,7 @@ def _numbers(key: str, text: str, one: bool = False) -> list[int]:
     words = text.split()
     if not all(re.fullmatch(r"\d{1,3}", word) for word in words) or (one and len(words) != 1):
         works = "2" if one else "0 1 2 3"
-        raise UserError(f"file: {key} {shortened(text)}: allowed: whole numbers; what works: {key} {works}")
+        raise UserError(f"file: {key} {shortened(text)}: allowed: numbers; what works: {key} {works}")
     return [int(word) for word in words]
 
 
