@@ -46,6 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
     "board": {"ranks": 2, "microbatches": 2, "rows": "F0.0 B0.0 F0.1 B0.1:F1.1 F1.0 B1.0 B1.1"},
     "moves": {"setting": "both", "moves": "6-7:"},
+    "by_hand": {"kind": "all_reduce", "ranks": 4, "nodes": 2, "steps": "A0,1.0-1 A0.2-3:K0.0-0"},
     "tasks": {},
     "accuracy": {},
     "accuracy_run": {"id": "llm_c:0"},

@@ -24,6 +24,7 @@ from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
 from fourfold.explore.board.document import board_document
 from fourfold.explore.board.moves.document import moves_document
+from fourfold.explore.by_hand.document import hand_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document, priced_setup
@@ -110,6 +111,11 @@ def board(body: Body, report: Report) -> dict[str, Any]:
 def moves(body: Body, report: Report) -> dict[str, Any]:
     """Programs whose instructions a person moves, judged by the verifier and priced by the simulator."""
     return moves_document(body)
+
+
+def by_hand(body: Body, report: Report) -> dict[str, Any]:
+    """A collective that a person builds, judged and priced."""
+    return hand_document(body)
 
 
 def trace(body: Body, report: Report) -> dict[str, Any]:
@@ -244,6 +250,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "slots": slots,
     "board": board,
     "moves": moves,
+    "by_hand": by_hand,
     "tasks": tasks,
     "task": task,
     "own_task": own_task,

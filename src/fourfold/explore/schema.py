@@ -13,6 +13,7 @@ from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.board.document import BoardDocument
 from fourfold.explore.board.moves.document import MovesDocument
 from fourfold.explore.board.runs import BOARD_RUN, BoardRunDocument
+from fourfold.explore.by_hand.document import HandDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective import CollectiveDocument
@@ -88,6 +89,7 @@ SCHEMAS: dict[str, type] = {
     "slots": SlotsDocument,
     "board": BoardDocument,
     "moves": MovesDocument,
+    "by_hand": HandDocument,
     "tasks": TasksDocument,
     "task": JudgementDocument,
     "own_task": TaskDocument,

@@ -532,6 +532,117 @@ export interface GuessDocument {
   most: number;
 }
 
+/** A collective by hand, judged and priced on a cluster's links. `sharded`: whether `shards` may be chosen; `seats`: ranks that a node has room for; `fills`: algorithms that can write all steps; `first`: what every rank holds before the first. */
+export interface HandDocument {
+  kind: string;
+  ranks: number;
+  nodes: number;
+  seats: number;
+  node_of: number[];
+  shards: number[];
+  sharded: boolean;
+  cluster: string;
+  buffer_bytes: number;
+  chunk_bytes: number;
+  link: string;
+  file: string;
+  fills: string[];
+  first: number[][][];
+  steps: HandStep[];
+  verdict: HandVerdict;
+  figures: HandFigures;
+  levels: CrossedLevel[];
+  links: HandLink[];
+  goals: HandGoalDocument[];
+}
+
+/** The message that cannot be: its step, from 0, and its place among the step's messages. */
+export interface HandFaultPlace {
+  kind: string;
+  step: number;
+  index: number;
+  rank: number;
+  chunk: number;
+}
+
+/** The cost of steps. `network_bytes`: leave a node, all ranks together; `sent_bytes`: of the rank that sends most. */
+export interface HandFigures {
+  num_steps: number;
+  seconds: number;
+  sent_bytes: number;
+  network_bytes: number;
+}
+
+/** A goal, and how far the plan is. `against`: what it is measured by; `best`: the algorithm with least of `measure`, ranks moved node by node where that helps. `yours`: None where the plan is another collective, or lacks something. `is_best`: whether yours is as good as the best known. */
+export interface HandGoalDocument {
+  id: string;
+  title: string;
+  text: string;
+  kind: string;
+  ranks: number;
+  nodes: number;
+  node_of: number[];
+  cluster: string;
+  buffer_bytes: number;
+  measure: string;
+  beats: boolean;
+  against: HandKnown;
+  best: HandKnown;
+  fits: boolean;
+  yours: HandFigures | null;
+  is_best: boolean;
+  reached: boolean;
+}
+
+/** An algorithm of fourfold, named as a fill, and its figures. `node_of`: where the ranks are. */
+export interface HandKnown {
+  fill: string;
+  node_of: number[];
+  figures: HandFigures;
+}
+
+/** A chunk that a rank should have; `ranks`: those whose values are not in it. */
+export interface HandLack {
+  rank: number;
+  chunk: number;
+  ranks: number[];
+}
+
+/** The bytes that one rank sends another over all steps that run. */
+export interface HandLink {
+  source: number;
+  target: number;
+  level: number;
+  bytes: number;
+}
+
+/** A chunk on its way. `how`: add or keep. `level`: the interconnect level between the ranks; `seconds`: of all that the sender sends the target in the step; None where it does not run. */
+export interface HandMessageDocument {
+  how: string;
+  chunk: number;
+  source: number;
+  target: number;
+  level: number;
+  seconds: number | null;
+}
+
+/** Messages that are sent at once. `text`: as a link has them. `holds`: every rank's chunks after it. `seconds`, `holds`: None where it does not run. */
+export interface HandStep {
+  text: string;
+  messages: HandMessageDocument[];
+  seconds: number | null;
+  holds: number[][][] | null;
+}
+
+/** `message`: a sentence, of the first fault, of what is missing, or of what holds. `ran`: how many steps run. */
+export interface HandVerdict {
+  state: "reached" | "unfinished" | "fault";
+  message: string;
+  fault: HandFaultPlace | null;
+  missing: HandLack[];
+  ran: number;
+}
+
 /** A learner's setup, judged. `moved`: by key that the task is about, whether it differs from the start; `guess`: the number that the task lets a person guess, of this setup; `numbers`: those of its explanation, by path. */
 export interface JudgementDocument {
   task: string;
@@ -1451,6 +1562,7 @@ export interface Documents {
   slots: SlotsDocument;
   board: BoardDocument;
   moves: MovesDocument;
+  by_hand: HandDocument;
   tasks: TasksDocument;
   task: JudgementDocument;
   own_task: TaskDocument;

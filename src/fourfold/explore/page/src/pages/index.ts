@@ -17,7 +17,7 @@ export const pages: Record<PageName, Page> = {
   cluster: { title: "Cluster", load: () => import("./cluster/Cluster.svelte") },
   run: { title: "Run", load: () => import("./run/Run.svelte") },
   tasks: { title: "Tasks", load: () => import("./tasks/Tasks.svelte") },
-  board: { title: "Board", load: () => import("./board/Parts.svelte") },
+  board: { title: "Board", load: () => import("./board/Board.svelte") },
   accuracy: { title: "Accuracy", load: () => import("./accuracy/Accuracy.svelte") },
   tour: { title: "Tour", load: () => import("./tour/Tour.svelte") },
 };
