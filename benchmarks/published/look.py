@@ -62,7 +62,7 @@ def look_at_times(
 
 
 def look_again(before: TimedRows, table: Table) -> TimedRows:
-    """The same rows where the table is; their slopes are those of before. Rows that nothing predicts any more are left out."""
+    """Looked-at rows where the table is; their slopes are those of before. Rows that nothing predicts any more are left out."""
     errors, kept = [], []
     for index, case in enumerate(before.cases):
         rows = prepare([case], lambda case, found: True)

@@ -22,13 +22,13 @@ from fourfold.cost.fitted import framework_of
 from row_command import cases_of, row_parser, rows_or_exit
 
 NUMBERS = ("tp", "pp", "cp", "ep", "dp", "zero", "microbatch_sequences", "num_microbatches", "virtual_stages")
-"""Of the layout."""
+"""Keys of a layout."""
 SIZES = ("num_layers", "hidden_size", "num_experts", "top_k")
-"""Of the model."""
+"""Keys of a model."""
 
 
 def stated(case: PublishedCase) -> dict[str, float]:
-    """What a case states: numbers by the logarithm of one more, words as the number 1 of a name of their own."""
+    """Keys and words that a case states: numbers by the logarithm of one more, words as the number 1 of a name of their own."""
     layout, model, network = case.layout, case.model, case.network
     numbers: dict[str, Any] = {
         **{name: getattr(layout, name) for name in NUMBERS},
