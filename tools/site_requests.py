@@ -18,10 +18,11 @@ _LATER = ("estimate", "plan", "board_run")
 
 
 def places() -> list[str]:
-    """The addresses that a person begins with: every page, every part of Parallelism, and every run of the literature."""
+    """The addresses that a person begins with: every page, every part of two of them, and every run of the literature."""
     return [
         *(f"#/{name}" for name in PAGES),
         *(f"#/parallelism?parallelism.part={part}" for part in ("context", "expert", "zero")),
+        *(f"#/board?board.part={part}" for part in ("program", "collective")),
         *(f"#/strategy?run={each['name']}" for each in catalog_document()["presets"]),
     ]
 
