@@ -61,8 +61,10 @@ def _looks(browser: Any, address: str) -> Iterator[str]:
             button.click()
             watched.tab.wait_for_load_state("networkidle")
         # advice follows every step, as soon as that is shown
-        steps = [text for text in found if text.startswith('["simulate"') and '"memory"' not in text]
-        found |= {text.replace('["simulate"', '["advice"', 1) for text in steps}
+        steps = [json.loads(text) for text in found if text.startswith('["simulate"') and '"memory"' not in text]
+        found |= {
+            request_text("advice", {key: each for key, each in body.items() if key != "flows"}) for _, body in steps
+        }
         yield from sorted(found)
 
 

@@ -7,6 +7,7 @@ it, and the errors with the source left out, and predicts those of sources that 
 `--timed`: rows that `look.py` looked at. Prints errors as they are, less all and less half of what the learner predicts of them,
 and, as a bound, less the median of their own source."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,8 @@ def main() -> None:
     parser.add_argument("--timed", type=Path, required=True)
     parser.add_argument("--groups", type=int, default=8)
     options = parser.parse_args()
+    if find_spec("sklearn") is None:
+        parser.error("scikit-learn is not installed; what works: pip install scikit-learn")
     timed = TimedRows.load(options.timed, telling(cases_of(rows_or_exit(parser, options.folders))))
     model = Model.of([timed], read(PRIOR))
     errors = model.left_out_errors(timed.errors, lambda case: case.file)
