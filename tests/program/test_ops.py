@@ -207,6 +207,10 @@ LOCAL = {
     ("runtime/compression.py", "handlers"): "the interpreter's handlers, a function each",
     ("runtime/muon.py", "handlers"): "the interpreter's handlers, a function each",
     ("runtime/overlap.py", "handlers"): "the interpreter's handlers, a function each",
+    (
+        "explore/board/moves/setting.py",
+        "is_movable",
+    ): "a person may move joins and frees, beside all that start something",
 }
 """Tables of operations outside their own, and why a row could not say the same."""
 

@@ -257,7 +257,7 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     published = sum(
         ahead.durations.collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PARAMETER_ALL_GATHER
     )
-    assert 0 < waited.times.makespan - ahead.times.makespan <= published
+    assert 0 < waited.times.makespan - ahead.times.makespan <= published * (1 + 1e-9)
     assert contended.times.makespan > ahead.times.makespan
     contention, sums = "compute/communication contention", "norm and other sums"
     assert contended.spent[0][contention] > ahead.spent[0].get(contention, 0.0)
