@@ -59,7 +59,7 @@ from row_command import cases_of, row_parser, rows_or_exit
 from settle import predict_case
 from software import Trainer, usual_trainer
 
-OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
+OUTLIER, HOLD, REWEIGHTED, NEAR_TURNS = 0.12, 0.35, 10, 4
 Files = frozenset[str]
 NO_FILES: Files = frozenset()
 FIRM = 1e6
@@ -111,16 +111,18 @@ class Model:
         kept = np.array([case.file not in left_out for case in self.cases])
         weights = np.zeros(len(kept))
         weights[kept] = weights_of([case for case in self.cases if case.file not in left_out]) / OUTLIER
-        return dict(zip(self.nodes, map(float, self._best(weights)[0]), strict=True))
+        return dict(zip(self.nodes, map(float, self._best(weights)), strict=True))
 
-    def _best(self, weights: Numbers) -> tuple[Numbers, Numbers, dict[int, float]]:
-        """(departures, the weight that each row's square has in the end, the limits that are held and where they end)."""
-        found, now, ends = np.zeros(len(self.nodes)), weights, dict[int, float]()
-        for _ in range(REWEIGHTED):
+    def _best(self, weights: Numbers, near: Numbers | None = None) -> Numbers:
+        """The departures that are best where rows weigh so much, by reweighting; limits that they would pass are held. `near`:
+        departures that are best of almost the same rows, which fewer turns lead from."""
+        found = np.zeros(len(self.nodes)) if near is None else near
+        ends = self._passed(found)
+        for _ in range(REWEIGHTED if near is None else NEAR_TURNS):
             now = weights**2 / np.sqrt(1 + ((self.errors + self.matrix @ found) / OUTLIER) ** 2)
             found = self._solved(now, ends)
-            held, ends = ends, self._pressed(ends, found) | self._passed(found)
-        return found, now, held
+            ends = self._pressed(ends, found) | self._passed(found)
+        return found
 
     def _solved(self, weights: Numbers, ends: dict[int, float]) -> Numbers:
         """The departures of the least squares of the errors so weighted, each held to none, limits held where they end."""
@@ -141,8 +143,7 @@ class Model:
 
     def left_out_errors(self, shipped: Numbers, part_of: Callable[[PublishedCase], Hashable]) -> Numbers:
         """The error of every row by constants that are fitted without its part of the rows (its source, say): `shipped`, what it is
-        by those that ship, and what leaving that part out changes, all other rows weighing as in the fit to all. A trainer's own
-        departure is not written, and not counted."""
+        by those that ship, and what leaving that part out changes. A trainer's own departure is not written, and not counted."""
         errors = shipped.copy()
         for mine, change in self.left_out_changes(part_of):
             errors[mine] += self.matrix[mine] @ change
@@ -153,11 +154,11 @@ class Model:
     ) -> Iterator[tuple[NDArray[np.bool_], Numbers]]:
         """Each part of the rows: which are its own, and by how much leaving it out moves every departure that is written."""
         written = np.array([node.level != "trainer" for node in self.nodes])
-        every, weights, ends = self._best(weights_of(self.cases) / OUTLIER)
-        parts = [part_of(case) for case in self.cases]
+        weights = weights_of(self.cases) / OUTLIER
+        every, parts = self._best(weights), [part_of(case) for case in self.cases]
         for part in dict.fromkeys(parts):
             mine = np.array([each == part for each in parts])
-            yield mine, (self._solved(np.where(mine, 0.0, weights), ends) - every) * written
+            yield mine, (self._best(np.where(mine, 0.0, weights), near=every) - every) * written
 
     def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
         """The held limits that the rows press against: a held sum is beyond its end by the force on it."""

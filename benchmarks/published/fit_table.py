@@ -82,8 +82,8 @@ SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "softwar
 """How far one of that level is likely to be, beside those. A trainer's own departure (Megatron of 2024, a fork) keeps its family
 from following one of its members too far, and is not written. It is narrow: where it was as wide as a profile's, it took what a
 family's own rows said of the family, and sources that were left out were predicted worse (mean 17.7 %, with this one 17.3 %; at
-1.0 17.5 %, at 0.1 17.3 %). The others and the spreads of software profiles were chosen on the linearised model: of those that
-predict a file best that was left out, which hardly tells them apart, the widest."""
+1.0 17.5 %, at 0.1 17.3 %; rows weighing as in the fit to all). The others and the spreads of software profiles were chosen on the
+linearised model: of those that predict a file best that was left out, which hardly tells them apart, the widest."""
 LIMITS = {
     "gradient_bytes": (0.0, 30.0),
     "fused": (0.05, 1.0),
