@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fourfold.report.units import format_bytes
+from fourfold.report.units import format_bytes, seconds_text
 
 RUN = ("preset:llama3-70b",)
 
@@ -17,7 +17,7 @@ def test_figures_stand_in_their_intervals_and_are_printed_with_them(fourfold) ->
     found, text = document(fourfold, *RUN), fourfold("simulate", *RUN).out
     low, high = found["step_seconds_interval"]
     assert low < found["step_seconds"] < high
-    assert f"80 % of runs measure step {low:.3g} s to {high:.3g} s, memory " in text
+    assert f"80 % of runs measure step {seconds_text(low)} to {seconds_text(high)}, memory " in text
     least, most = found["memory_bytes_interval"]
     assert least < found["memory_bytes"] < most
     assert found["memory_bytes"] == max(rank["device_bytes"] for rank in found["memory"])

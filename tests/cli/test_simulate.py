@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from fourfold.report.units import format_figure
+from fourfold.report.units import format_figure, seconds_text
 
 LLAMA = ("preset:llama3-405b-16k", "--cluster", "h100-24576", "--ranks", "16384")
 SMALL = ("run.toml", "--cluster", "dgx-h100:4", "layout.pp=2", "layout.dp_shard=2", "layout.zero=1")
@@ -198,7 +198,7 @@ def test_a_published_figure_stands_beside_the_prediction(fourfold) -> None:
     assert published["step_seconds"] == pytest.approx(flops / (400e12 * 16384))
     assert published["error"] == pytest.approx(found["step_seconds"] / published["step_seconds"] - 1)
     text = fourfold("simulate", "preset:llama3-405b-16k").out
-    assert f"published  400 TFLOP/s/device, {published['step_seconds']:.3g} s a step" in text
+    assert f"published  400 TFLOP/s/device, {seconds_text(published['step_seconds'])} a step" in text
     assert "table 4, row 2" in text
     assert document(fourfold, "preset:gpt3-175b")["published"]["step_seconds"] == 13.75
 

@@ -15,6 +15,7 @@ from fourfold.evidence import published_runs
 from fourfold.explore.accuracy.document import accuracy_document, accuracy_run, setups
 from fourfold.explore.documents import encoded
 from fourfold.explore.setup import Malformed, body_of, read_setup
+from fourfold.report.units import seconds_text
 from tests.explore.test_pages import violations
 from tests.support.explore_server import Watched, in_address, until
 
@@ -100,7 +101,7 @@ def test_a_run_is_found_by_filters_and_keys_and_opens_as_a_set_up(watched: Watch
     chosen.get_by_role("link", name="Open in Strategy").click()
     tab.wait_for_selector("[aria-busy=false] h1:has-text('B')")
     seconds = json.loads(encoded("accuracy_run", {"id": mine[-1][1]}, lambda *_: None))["step_seconds"]
-    assert f"{seconds:.3g} s" in tab.locator("main").inner_text()
+    assert seconds_text(seconds) in tab.locator("main").inner_text()
 
 
 @pytest.mark.page
