@@ -12,3 +12,7 @@ export const placeOn = ({ from, to }: Scale, value: number): number =>
 /** The number at a place of it, with two significant digits. */
 export const numberAt = ({ from, to }: Scale, place: number): number =>
   Number((from * (to / from) ** place).toPrecision(2));
+
+/** The nearest of the numbers from `least` to `most`, whole. */
+export const within = (value: number, least: number, most: number): number =>
+  Math.round(Math.min(most, Math.max(least, value)));

@@ -3,6 +3,7 @@
 import { session } from "./session.svelte.ts";
 import type { PageName, Params } from "./url.ts";
 
+export type Changes = Readonly<Record<string, string | undefined>>;
 /** A state: one parameter of it, and all. */
 export interface State {
   get: (key: string) => string | undefined;
@@ -27,24 +28,30 @@ export function numberOf<Other extends number | undefined>(
 
 export class Choices {
   readonly state: State;
-  readonly #page: PageName;
+  readonly #prefix: string;
 
-  constructor(page: PageName, state: State) {
-    this.#page = page;
+  /** `part`: a part of the page, whose parameters are `PAGE.PART.NAME`. */
+  constructor(page: PageName, state: State, part?: string) {
+    this.#prefix = part === undefined ? `${page}.` : `${page}.${part}.`;
     this.state = state;
   }
 
   own(name: string): string | undefined {
-    return this.state.get(`${this.#page}.${name}`);
+    return this.state.get(this.#prefix + name);
   }
 
   number<Other extends number | undefined>(name: string, otherwise: Other): number | Other {
     return numberOf(this.own(name), otherwise);
   }
 
-  /** Changes keys of the page. */
-  change(changes: Readonly<Record<string, string | undefined>>): void {
-    const own = Object.entries(changes).map(([key, value]) => [`${this.#page}.${key}`, value] as const);
-    session.change(Object.fromEntries(own));
+  /** Changes keys of the page. Changes by one control are one step of undo. */
+  change(changes: Changes, control?: string): void {
+    const own = Object.entries(changes).map(([key, value]) => [this.#prefix + key, value] as const);
+    session.change(Object.fromEntries(own), control);
+  }
+
+  /** A move of a hand: each is a step of undo. */
+  move(changes: Changes): void {
+    this.change(changes, "");
   }
 }

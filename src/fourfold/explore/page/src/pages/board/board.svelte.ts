@@ -4,15 +4,11 @@ import type { GoalDocument } from "$generated/documents.ts";
 import { times as PASSES } from "$generated/ops.ts";
 import { ask } from "$lib/api/client.ts";
 import { Live } from "$lib/api/live.svelte.ts";
-import { Choices, CONTROLS } from "$lib/state/choices.ts";
-import { session } from "$lib/state/session.svelte.ts";
+import { type Changes, Choices, CONTROLS } from "$lib/state/choices.ts";
 import { fitted, line, linkOf, type Operation, type Rows, readRows } from "./order.ts";
 
 export { PASSES };
 type Pass = (typeof PASSES)[number];
-type Changes = Readonly<Record<string, string | undefined>>;
-/** Goals that this browser has reached. */
-const KEY = "fourfold-board-goals";
 
 class Board extends Choices {
   /** What the engine says of it. */
@@ -73,14 +69,14 @@ class Board extends Choices {
 
   /** A move of a hand: each is a step of undo. */
   put(rows: Rows): void {
-    this.#change({ rows: linkOf(rows) });
+    this.move({ rows: linkOf(rows) });
   }
 
   /** Another size: what has a place there stays. */
   resize(ranks: number, microbatches: number, stages: readonly number[]): void {
     const rows = fitted(this.rows ?? [], ranks, stages, microbatches);
     const durations = this.durations?.length === stages.length ? this.own("durations") : undefined;
-    this.#change({ ...sized(ranks, microbatches, stages), rows: linkOf(rows), durations });
+    this.move({ ...sized(ranks, microbatches, stages), rows: linkOf(rows), durations });
   }
 
   setTime(pass: Pass, value: number): void {
@@ -92,35 +88,30 @@ class Board extends Choices {
   }
 
   clear(): void {
-    this.#change({ rows: undefined });
+    this.move({ rows: undefined });
   }
 
   /** Lets a schedule write all rows. Throws the engine's message. */
   async fill(name: string, limit?: number): Promise<void> {
     const found = await ask("board", { ...this.#size(), fill: name, ...(limit ? { limit } : {}) }, "fill");
-    this.#change({ rows: found.link });
+    this.move({ rows: found.link });
   }
 
   /** Opens a schedule file. Throws the engine's message. */
   async open(file: string): Promise<void> {
     const { ranks, microbatches, stages, link } = await ask("board", { file }, "file");
-    this.#change({ ...sized(ranks, microbatches, stages), rows: link, durations: undefined });
+    this.move({ ...sized(ranks, microbatches, stages), rows: link, durations: undefined });
   }
 
   /** A goal's board, with these rows. */
   begin(goal: GoalDocument, rows: string | undefined): void {
     const times = PASSES.map((pass) => [pass, String(goal.times[pass] ?? 0)]);
-    this.#change({
+    this.move({
       ...sized(goal.ranks, goal.microbatches, goal.stages),
       ...Object.fromEntries(times),
       durations: goal.durations?.join(","),
       rows,
     });
-  }
-
-  #change(changes: Changes): void {
-    const own = Object.entries(changes).map(([key, value]) => [`board.${key}`, value] as const);
-    session.change(Object.fromEntries(own), "");
   }
 }
 
@@ -133,29 +124,4 @@ function sized(ranks: number, microbatches: number, stages: readonly number[]): 
   };
 }
 
-/** Goals that were reached in this browser, by their names. */
-class Reached {
-  names = $state.raw<ReadonlySet<string>>(new Set(kept()));
-
-  note(names: readonly string[]): void {
-    if (names.every((name) => this.names.has(name))) return;
-    this.names = new Set([...this.names, ...names]);
-    try {
-      localStorage.setItem(KEY, JSON.stringify([...this.names]));
-    } catch {
-      // it is known for as long as the page is open
-    }
-  }
-}
-
-function kept(): string[] {
-  try {
-    const found: unknown = JSON.parse(localStorage.getItem(KEY) ?? "[]");
-    return Array.isArray(found) ? found.filter((each) => typeof each === "string") : [];
-  } catch {
-    return [];
-  }
-}
-
 export const board = new Board();
-export const reached = new Reached();

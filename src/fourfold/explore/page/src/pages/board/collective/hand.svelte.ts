@@ -4,8 +4,17 @@ import type { HandGoalDocument } from "$generated/documents.ts";
 import { ask } from "$lib/api/client.ts";
 import { Live } from "$lib/api/live.svelte.ts";
 import { Choices, CONTROLS } from "$lib/state/choices.ts";
-import { session } from "$lib/state/session.svelte.ts";
-import { fitted, inOrder, linkOf, plain, readSteps, type Steps } from "./plan.ts";
+import {
+  fitted,
+  framed,
+  inOrder,
+  linkOf,
+  placesText,
+  plain,
+  readSteps,
+  type Steps,
+  shardsText,
+} from "./plan.ts";
 
 export const KINDS = [
   { value: "all_gather", label: "all-gather" },
@@ -16,53 +25,42 @@ export const KINDS = [
 export type Kind = (typeof KINDS)[number]["value"];
 export const [LEAST, MOST] = [2, 8] as const;
 
-type Changes = Readonly<Record<string, string | undefined>>;
-interface Frame {
-  kind: string;
-  ranks: number;
-  nodes: number;
-  nodeOf: readonly number[];
-  shards: readonly number[];
-}
-/** Keys of the address, apart from those of the board's schedule. */
-const KEYS = "board.c.";
-
 class Hand extends Choices {
   /** What the engine says of it. */
   readonly live = new Live("by_hand", "board.by_hand");
 
   constructor() {
-    super("board", CONTROLS);
+    super("board", CONTROLS, "c");
   }
 
   get kind(): Kind {
-    const found = this.own("c.kind");
+    const found = this.own("kind");
     return KINDS.find(({ value }) => value === found)?.value ?? "all_gather";
   }
   get ranks(): number {
-    return this.number("c.ranks", 4);
+    return this.number("ranks", 4);
   }
   get nodes(): number {
-    return this.number("c.nodes", 1);
+    return this.number("nodes", 1);
   }
   get nodeOf(): readonly number[] {
-    return this.own("c.at")?.split(",").map(Number) ?? inOrder(this.ranks, this.nodes);
+    return this.own("at")?.split(",").map(Number) ?? inOrder(this.ranks, this.nodes);
   }
   get shards(): readonly number[] {
-    return this.own("c.shards")?.split(",").map(Number) ?? plain(this.ranks);
+    return this.own("shards")?.split(",").map(Number) ?? plain(this.ranks);
   }
   get link(): string {
-    return this.own("c.steps") ?? "";
+    return this.own("steps") ?? "";
   }
   /** Undefined where the link's text is no plan: the engine says why. */
   get steps(): Steps | undefined {
     return readSteps(this.link, this.ranks);
   }
   get bytes(): number {
-    return this.number("c.bytes", 1e9);
+    return this.number("bytes", 1e9);
   }
   get cluster(): string {
-    return this.own("c.cluster")?.split(":")[0] || "dgx-h100";
+    return this.own("cluster")?.split(":")[0] || "dgx-h100";
   }
   /** Whether chunks may be summed at all. */
   get sums(): boolean {
@@ -88,22 +86,22 @@ class Hand extends Choices {
 
   /** A move of a hand: each is a step of undo. */
   put(steps: Steps): void {
-    this.#change({ steps: linkOf(steps) });
+    this.move({ steps: linkOf(steps) });
   }
   place(nodeOf: readonly number[]): void {
-    this.#change({ at: placesText(nodeOf, this.nodes) });
+    this.move({ at: placesText(nodeOf, this.nodes) });
   }
   share(shards: readonly number[]): void {
-    this.#change({ shards: shardsText(shards) });
+    this.move({ shards: shardsText(shards) });
   }
 
   setKind(kind: Kind): void {
-    this.#change({ kind, shards: undefined, steps: undefined });
+    this.move({ kind, shards: undefined, steps: undefined });
   }
   /** Another size: what has a place there stays. */
   resize(ranks: number, nodes: number): void {
     const steps = linkOf(fitted(this.steps ?? [], ranks));
-    this.#change({
+    this.move({
       ranks: String(ranks),
       nodes: String(Math.min(nodes, ranks)),
       at: undefined,
@@ -112,18 +110,18 @@ class Hand extends Choices {
     });
   }
   setBytes(value: number): void {
-    this.change({ "c.bytes": String(value) });
+    this.change({ bytes: String(value) });
   }
   setCluster(name: string): void {
-    this.change({ "c.cluster": name });
+    this.change({ cluster: name });
   }
 
   clear(): void {
-    this.#change({ steps: undefined });
+    this.move({ steps: undefined });
   }
   /** Nothing but an empty board of the first size: for an address that is none. */
   reset(): void {
-    this.#change(
+    this.move(
       Object.fromEntries(
         ["kind", "ranks", "nodes", "at", "shards", "steps", "bytes", "cluster"].map((key) => [
           key,
@@ -136,42 +134,25 @@ class Hand extends Choices {
   /** Lets an algorithm write all steps. Throws the engine's message. */
   async fill(name: string): Promise<void> {
     const found = await ask("by_hand", { ...this.#frame(), fill: name }, "board.by_hand.fill");
-    this.#change({ steps: found.link || undefined });
+    this.move({ steps: found.link || undefined });
   }
 
   /** Opens a file. Throws the engine's message. */
   async open(file: string): Promise<void> {
     const asked = { file, cluster: this.cluster, buffer_bytes: this.bytes };
     const found = await ask("by_hand", asked, "board.by_hand.file");
-    this.#change({ ...framed({ ...found, nodeOf: found.node_of }), steps: found.link || undefined });
+    this.move({ ...framed({ ...found, nodeOf: found.node_of }), steps: found.link || undefined });
   }
 
   /** A goal's board, empty. */
   begin(goal: HandGoalDocument, nodeOf: readonly number[] = goal.node_of): void {
-    this.#change({
+    this.move({
       ...framed({ ...goal, nodeOf, shards: plain(goal.ranks) }),
       cluster: goal.cluster,
       bytes: String(goal.buffer_bytes),
       steps: undefined,
     });
   }
-
-  #change(changes: Changes): void {
-    const own = Object.entries(changes).map(([key, value]) => [`${KEYS}${key}`, value] as const);
-    session.change(Object.fromEntries(own), "");
-  }
 }
-
-const placesText = (nodeOf: readonly number[], nodes: number): string | undefined =>
-  nodeOf.join() === inOrder(nodeOf.length, nodes).join() ? undefined : nodeOf.join();
-const shardsText = (shards: readonly number[]): string | undefined =>
-  shards.join() === plain(shards.length).join() ? undefined : shards.join();
-const framed = ({ kind, ranks, nodes, nodeOf, shards }: Frame): Changes => ({
-  kind,
-  ranks: String(ranks),
-  nodes: String(nodes),
-  at: placesText(nodeOf, nodes),
-  shards: shardsText(shards),
-});
 
 export const hand = new Hand();

@@ -1,5 +1,7 @@
 /** Steps of messages, places of ranks, and what a hand does with them. Pure: the engine alone says what is right. */
 
+import type { Changes } from "$lib/state/choices.ts";
+
 /** A: the target adds the chunks to its own; K: it keeps them in place of its own. */
 export type How = "A" | "K";
 export interface Message {
@@ -155,3 +157,24 @@ export function placedOn(nodeOf: readonly number[], rank: number, node: number, 
     ? nodeOf.map((each, index) => (index === rank ? node : each))
     : swapped(nodeOf, rank, last);
 }
+
+/** Where a collective takes place. */
+export interface Frame {
+  kind: string;
+  ranks: number;
+  nodes: number;
+  nodeOf: readonly number[];
+  shards: readonly number[];
+}
+export const placesText = (nodeOf: readonly number[], nodes: number): string | undefined =>
+  nodeOf.join() === inOrder(nodeOf.length, nodes).join() ? undefined : nodeOf.join();
+export const shardsText = (shards: readonly number[]): string | undefined =>
+  shards.join() === plain(shards.length).join() ? undefined : shards.join();
+/** Keys that state where a collective takes place. */
+export const framed = ({ kind, ranks, nodes, nodeOf, shards }: Frame): Changes => ({
+  kind,
+  ranks: String(ranks),
+  nodes: String(nodes),
+  at: placesText(nodeOf, nodes),
+  shards: shardsText(shards),
+});

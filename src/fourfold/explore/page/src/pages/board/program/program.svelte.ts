@@ -4,10 +4,8 @@ import type { MovesDocument, MovesGoal } from "$generated/documents.ts";
 import { ask } from "$lib/api/client.ts";
 import { Live } from "$lib/api/live.svelte.ts";
 import { Choices, CONTROLS } from "$lib/state/choices.ts";
-import { session } from "$lib/state/session.svelte.ts";
 import { linkOf, type Order, readLink } from "./moves.ts";
 
-type Changes = Readonly<Record<string, string | undefined>>;
 const [SETTING, CLUSTER] = ["zero3", "dgx-h100:8"] as const;
 
 class Programs extends Choices {
@@ -64,14 +62,14 @@ class Programs extends Choices {
     if (!lists || !orders) return;
     const all = orders.map((each, number) => (number === list ? order : each));
     const movable = lists.map(({ instructions }) => instructions.map((each) => each.movable));
-    this.#change({ moves: linkOf(all, movable) || undefined, why: undefined });
+    this.move({ moves: linkOf(all, movable) || undefined, why: undefined });
   }
   reset(): void {
     const begun = this.live.document?.goals.find((goal) => goal.id === this.goal);
-    this.#change({ moves: begun?.opening || undefined, why: undefined });
+    this.move({ moves: begun?.opening || undefined, why: undefined });
   }
   choose(setting: string): void {
-    this.#change({
+    this.move({
       program: setting === SETTING ? undefined : setting,
       moves: undefined,
       goal: undefined,
@@ -79,15 +77,15 @@ class Programs extends Choices {
     });
   }
   price(cluster: string): void {
-    this.#change({ cluster: cluster === CLUSTER ? undefined : cluster });
+    this.move({ cluster: cluster === CLUSTER ? undefined : cluster });
   }
   answer(why: string): void {
-    this.#change({ why: why || undefined });
+    this.move({ why: why || undefined });
   }
 
   /** The moves stay, the goal does not. */
   leave(): void {
-    this.#change({ goal: undefined, why: undefined });
+    this.move({ goal: undefined, why: undefined });
   }
 
   /** A goal's setting with the moves that it begins with. Throws the engine's message. */
@@ -97,17 +95,12 @@ class Programs extends Choices {
       const found = await ask("moves", { setting: goal.setting, cluster: this.cluster }, "goal");
       opening = found.goals.find((each) => each.id === goal.id)?.opening ?? "";
     }
-    this.#change({
+    this.move({
       program: goal.setting === SETTING ? undefined : goal.setting,
       moves: opening || undefined,
       goal: goal.id,
       why: undefined,
     });
-  }
-
-  #change(changes: Changes): void {
-    const own = Object.entries(changes).map(([key, value]) => [`board.${key}`, value] as const);
-    session.change(Object.fromEntries(own), "");
   }
 }
 

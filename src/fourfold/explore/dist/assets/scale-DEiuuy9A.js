@@ -1,0 +1,1 @@
+var e=({from:e,to:t},n)=>Math.min(1,Math.max(0,Math.log(n/e)/Math.log(t/e))),t=({from:e,to:t},n)=>Number((e*(t/e)**n).toPrecision(2)),n=(e,t,n)=>Math.round(Math.min(n,Math.max(t,e)));export{e as n,n as r,t};
