@@ -21,7 +21,7 @@ nobody names. It predicts every row.
 
 import json
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -136,10 +136,14 @@ class Model:
             wanted[summed] += FIRM * end * spread[summed]
         return np.linalg.solve(held, wanted) * spread
 
+    @property
+    def written(self) -> NDArray[np.bool_]:
+        """Whether each departure is written: a trainer's own is not."""
+        return np.array([node.level != "trainer" for node in self.nodes])
+
     def errors_of_written(self, departures: dict[Node, float]) -> Numbers:
         """The error of every row where the departures that are written are these."""
-        moved = np.array([0.0 if node.level == "trainer" else departures[node] for node in self.nodes])
-        return self.errors + self.matrix @ moved
+        return self.errors + self.matrix @ (np.array([departures[node] for node in self.nodes]) * self.written)
 
     def left_out_errors(self, shipped: Numbers, part_of: Callable[[PublishedCase], Hashable]) -> Numbers:
         """The error of every row by constants that are fitted without its part of the rows (its source, say): `shipped`, what it is
@@ -153,12 +157,11 @@ class Model:
         self, part_of: Callable[[PublishedCase], Hashable]
     ) -> Iterator[tuple[NDArray[np.bool_], Numbers]]:
         """Each part of the rows: which are its own, and by how much leaving it out moves every departure that is written."""
-        written = np.array([node.level != "trainer" for node in self.nodes])
         weights = weights_of(self.cases) / OUTLIER
         every, parts = self._best(weights), [part_of(case) for case in self.cases]
         for part in dict.fromkeys(parts):
             mine = np.array([each == part for each in parts])
-            yield mine, (self._best(np.where(mine, 0.0, weights), near=every) - every) * written
+            yield mine, (self._best(np.where(mine, 0.0, weights), near=every) - every) * self.written
 
     def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
         """The held limits that the rows press against: a held sum is beyond its end by the force on it."""
@@ -285,25 +288,32 @@ def cross(folds: dict[str, Table], rows: list, jobs: int) -> PublishedOutcome:
 def fit_to_looked(timed: TimedRows, prior: Table, writes: bool) -> None:
     """Step times alone, of rows that were looked at. Says the errors by what ships and by what is fitted, and with the source left
     out of either."""
-    shipped, known = read(FITTED), json.loads(INFORMED.read_text(encoding="utf-8"))
+    shipped = read(FITTED)
     model = Model.of([timed], prior)
-    fitted = model.errors_of_written(model.departures())
+    departures = model.departures()
+    fitted = model.errors_of_written(departures)
     say_errors("shipped", timed.errors)
     say_errors("shipped, source left out", model.left_out_errors(timed.errors, lambda case: case.file))
     say_errors("fitted", fitted)
     say_errors("fitted, source left out", model.left_out_errors(fitted, lambda case: case.file))
-    table = moved_by(prior, model.departures(), {case.software for case in model.cases})
+    table = moved_by(prior, departures, {case.software for case in model.cases})
     with_memory_of(shipped, table)
     if writes:
         found = informed(table, model.cases, [])
-        for name, entry in found["software"].items():
-            memory = known["software"].get(name, {}).get("memory_rows")
-            found["software"][name] = {
-                "rows": entry["rows"],
-                **({"memory_rows": memory} if memory else {}),
-                "files": entry["files"],
-            }
-        write(table, found)
+        write(table, {**found, "software": with_memory_rows(found["software"])})
+
+
+def with_memory_rows(software: Table) -> Table:
+    """Which rows software profiles were fitted on, with those of memory as they are known: step times alone were fitted."""
+    known = json.loads(INFORMED.read_text(encoding="utf-8"))["software"]
+    return {
+        name: {"rows": each["rows"], **_memory_rows(known.get(name, {})), "files": each["files"]}
+        for name, each in software.items()
+    }
+
+
+def _memory_rows(entry: Mapping[str, int]) -> dict[str, int]:
+    return {"memory_rows": entry["memory_rows"]} if "memory_rows" in entry else {}
 
 
 def with_memory_of(shipped: Table, table: Table) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from case import PublishedCase
-from fit_constants import Model, informed
+from fit_constants import Model, informed, say_errors, with_memory_rows
 from fit_file import FITTED, INFORMED, PRIOR, read, write
-from fit_rows import Shared, TimedRows, say, timed_rows
+from fit_rows import Shared, TimedRows, timed_rows
 from fit_sample import chosen, telling
 from fit_table import SOFTWARE, Node, Numbers, Table, constants_of, copied, moved_by
 from row_command import cases_of, row_parser, rows_or_exit
@@ -45,13 +45,11 @@ def is_free(node: Node, cases: Sequence[PublishedCase], only: Sequence[str]) -> 
     return any(each in only or f"{each}:{node.name}" in only for each in profiles)
 
 
-def say_errors(name: str, cases: Sequence[PublishedCase], errors: Numbers) -> None:
-    error = np.abs(np.exp(errors) - 1)
+def say_profiles(name: str, cases: Sequence[PublishedCase], errors: Numbers) -> None:
     for profile in sorted({case.software for case in cases}):
         rows = np.array([case.software == profile for case in cases])
         sources = len({case.file for case in cases if case.software == profile})
-        about = f"{sources} sources, {rows.sum()} rows"
-        say(f"{profile}, {name}: {about}: median {np.median(error[rows]):.1%}, mean {error[rows].mean():.1%}")
+        say_errors(f"{profile}, {name}: {sources} sources", errors[rows])
 
 
 def main() -> None:
@@ -74,15 +72,15 @@ def fit(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     table = base = started(prior, shipped, options.only)
     parts = timed.at(shipped)
     cases, errors = _errors(parts)
-    say_errors("shipped", cases, errors)
+    say_profiles("shipped", cases, errors)
     left_out = model_of(parts, base, options.only).left_out_errors(errors, lambda case: case.file)
-    say_errors("shipped, source left out", cases, left_out)
+    say_profiles("shipped, source left out", cases, left_out)
     for _ in range(options.rounds):
         model = model_of(timed.at(table), base, options.only)
         table = moved_by(base, model.departures(), profiles)
     cases, errors = _errors(timed.at(table))
-    say_errors("fitted", cases, errors)
-    say_errors("fitted, source left out", cases, model.left_out_errors(errors, lambda case: case.file))
+    say_profiles("fitted", cases, errors)
+    say_profiles("fitted, source left out", cases, model.left_out_errors(errors, lambda case: case.file))
     if options.write:
         write(table, _informed(table, cases, profiles.intersection(options.only)))
 
@@ -100,12 +98,9 @@ def _errors(parts: list[TimedRows]) -> tuple[list[PublishedCase], Numbers]:
 def _informed(table: Table, cases: list[PublishedCase], profiles: set[str]) -> Table:
     """Which rows every entry was fitted on: of memory, and of profiles of which one constant was fitted, as before."""
     known = json.loads(INFORMED.read_text(encoding="utf-8"))
-    found, before = informed(table, cases, [])["software"], known["software"]
-    memory = {name: {"memory_rows": each["memory_rows"]} for name, each in before.items() if "memory_rows" in each}
-    mine = {
-        name: {"rows": found[name]["rows"], **memory.get(name, {}), "files": found[name]["files"]} for name in profiles
-    }
-    return {**known, "software": dict(sorted((before | mine).items()))}
+    found = with_memory_rows(informed(table, cases, [])["software"])
+    mine = {name: found[name] for name in profiles}
+    return {**known, "software": dict(sorted((known["software"] | mine).items()))}
 
 
 if __name__ == "__main__":

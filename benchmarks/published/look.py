@@ -11,7 +11,7 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from fit_constants import joined, joined_times
 from fit_file import FITTED, read
 from fit_memory import held_rows
 from fit_out_of_memory import reporting
-from fit_rows import Lowered, TimedRows, logs, prepare, say, timed_rows, values_of
+from fit_rows import Lowered, TimedRows, logs, named, prepare, say, timed_rows, values_of
 from fit_sample import chosen, is_measured, telling, with_memory
 from fit_table import Table
 from row_command import cases_of, row_parser, rows_or_exit
@@ -57,35 +57,40 @@ def look_at_times(
     every: list[PublishedCase], path: Path, until: float = math.inf, rows: int = ROWS, sweep_rows: int = SWEEP_ROWS
 ) -> None:
     """Writes step times of some rows a file, and how they change with each constant."""
-    wanted = chosen(telling(every), rows, sweep_rows)
+    wanted = drawn(chosen(telling(every), rows, sweep_rows))
     joined_times(list(looked(wanted, timed_rows, read(FITTED), until))).save(path)
 
 
 def look_again(before: TimedRows, table: Table) -> TimedRows:
     """Looked-at rows where the table is; their slopes are those of before. Rows that nothing predicts any more are left out."""
-    errors, kept = [], []
-    for index, case in enumerate(before.cases):
-        rows = prepare([case], lambda case, found: True)
-        gc.unfreeze()
-        if rows:
-            errors.append(float(logs(rows, table)[0]))
-            kept.append(index)
-    cases = [before.cases[index] for index in kept]
-    return TimedRows(cases, np.array(errors), before.slopes[kept], values_of(cases, table))
+    slopes = {named(case): row for case, row in zip(before.cases, before.slopes, strict=True)}
+
+    def again(rows: list[Lowered], table: Table) -> TimedRows:
+        cases = [row.case for row in rows]
+        kept = np.array([slopes[named(case)] for case in cases])
+        return TimedRows(cases, logs(rows, table), kept, values_of(cases, table))
+
+    return joined_times(list(looked(before.cases, again, table, math.inf)))
 
 
 def look_at_memory(every: list[PublishedCase], path: Path, until: float = math.inf, rows: int = ROWS) -> None:
     """Writes the memory of some rows a file that state it, and of all that a source with failed runs reports."""
     measured = filter(is_measured, with_memory(telling(every), rows))
     both = {id(case): case for case in (*measured, *(each for each in reporting(every) if each.layout.pp <= 16))}
-    joined(list(looked(list(both.values()), held_rows, read(FITTED), until))).save(path)
+    joined(list(looked(drawn(both.values()), held_rows, read(FITTED), until))).save(path)
+
+
+def drawn(cases: Iterable[PublishedCase]) -> list[PublishedCase]:
+    """Cases in an order that is drawn alike every time: where time runs out, the rest is a fair part."""
+    shuffled = list(cases)
+    random.Random(13).shuffle(shuffled)
+    return shuffled
 
 
 def looked(
     cases: list[PublishedCase], look: Callable[[list[Lowered], Table], _Found], table: Table, until: float
 ) -> Iterator[_Found]:
     """The finds, of a few rows at a time."""
-    random.Random(13).shuffle(cases)
     for first in range(0, len(cases), AT_ONCE):
         if time.monotonic() > until:
             say(f"{first} of {len(cases)} rows: no time is left")
