@@ -43,6 +43,25 @@ def test_flows_sum_to_the_bytes_of_the_step(name: str) -> None:
             assert min(min(rates) for rates in flows.rates.values()) >= 0
 
 
+@pytest.mark.parametrize("count", [4, 8])
+def test_messages_between_stages_of_one_node_stay_in_it(count: int) -> None:
+    result = simulate({}, RUN | {"layout.tp": 2, "layout.pp": 2}, cluster=f"h100-24576:{count}")
+    assert message_levels(result) == [{0}, {0}]
+
+
+def test_messages_between_nodes_leave_through_the_network_alone() -> None:
+    """Nodes have eight devices: stages of eight lie in nodes of their own."""
+    levels = message_levels(found("tensor, pipeline, ZeRO-1"))
+    assert all(levels)
+    assert all(0 not in row for row in levels)
+
+
+def message_levels(result: Any) -> list[set[int]]:
+    """By pipeline rank, the levels that its messages to other stages go through."""
+    sums = level_bytes(result.summary.step.simulation)
+    return [{level for axes, level in row if axes == "pp"} for row in sums]
+
+
 def test_a_message_flows_while_it_is_on_its_way() -> None:
     """The first activations leave rank 0 once it has computed them: nothing flows along pp before."""
     simulation = found("tensor, pipeline, ZeRO-1").summary.step.simulation

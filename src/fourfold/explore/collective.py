@@ -1,7 +1,7 @@
 """A collective step by step on the links of a cluster. Units are in the names; a cell is a chunk in a place of a buffer."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -268,6 +268,24 @@ def _placed(old: Sequence[int], now: Contents) -> list[int]:
     return [chunk if chunk in now else next(came) for chunk in old]
 
 
+def crossed_levels(cluster: Cluster, sent: Iterable[tuple[int, float]]) -> list[dict[str, Any]]:
+    """`CrossedLevel` of every level. `sent`: level and bytes of everything that goes through one."""
+    sums = [0.0] * len(cluster.levels)
+    for level, size in sent:
+        sums[level] += size
+    return [
+        {
+            "name": level.name,
+            "kind": level.kind,
+            "devices": level.devices,
+            "bytes_per_second": level.bytes_per_second,
+            "latency_seconds": level.latency_seconds,
+            "sent_bytes": size,
+        }
+        for level, size in zip(cluster.levels, sums, strict=True)
+    ]
+
+
 def collective_document(
     kind: str, algorithm: str | None, cluster: str, ranks: int, per_node: int, buffer_bytes: float
 ) -> dict[str, Any]:
@@ -281,17 +299,6 @@ def collective_document(
     chosen, chunk = algorithm or allowed[0], buffer_bytes / ranks
     priced = {each: PricedSteps(placed, collective_steps(kind, each, ranks, placed.block)) for each in allowed}
     first, steps = priced[chosen].rows(kind, chunk)
-    levels = [
-        {
-            "name": level.name,
-            "kind": level.kind,
-            "devices": level.devices,
-            "bytes_per_second": level.bytes_per_second,
-            "latency_seconds": level.latency_seconds,
-            "sent_bytes": sum(m["bytes"] for step in steps for m in step["messages"] if m["level"] == index),
-        }
-        for index, level in enumerate(placed.cluster.levels)
-    ]
     return {
         "kind": kind,
         "algorithm": chosen,
@@ -302,7 +309,9 @@ def collective_document(
         "nodes": placed.nodes,
         "buffer_bytes": float(buffer_bytes),
         "chunk_bytes": chunk,
-        "levels": levels,
+        "levels": crossed_levels(
+            placed.cluster, ((each["level"], each["bytes"]) for step in steps for each in step["messages"])
+        ),
         "first": first,
         "steps": steps,
         "phases": _phases(steps),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fourfold.simulate.step import Simulation
+from fourfold.simulate.summary import sent_shares
 
 SPANS = 120
 Flow = tuple[str, int]
@@ -52,10 +53,6 @@ def _sent(simulation: Simulation, rank: int) -> Iterator[tuple[Flow, float, floa
             continue
         begin, stop = times.streams.get(index, (start, end))
         for each in pattern.work.collectives:
-            if pattern.op.is_send and pattern.peer is not None:
-                shares = prices.transfer_shares(rank, pattern.peer)
-            else:
-                shares = prices.level_shares(each.kind, each.axes)
-            for level, share in enumerate(shares):
+            for level, share in enumerate(sent_shares(prices, rank, pattern, each)):
                 if share and each.sent_bytes:
                     yield (each.axes, level), share * each.sent_bytes, begin, stop

@@ -10,7 +10,7 @@ from functools import cached_property
 from fourfold.cost.prices import Prices
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
-from fourfold.model.work import CollectiveKind
+from fourfold.model.work import Collective, CollectiveKind
 from fourfold.program.instruction import Op
 from fourfold.program.opcode import HOST_STREAMS
 from fourfold.program.pattern import Pattern
@@ -94,16 +94,18 @@ def _rank_level_bytes(simulation: Simulation, rank: int) -> dict[tuple[str, int]
     for pattern, microbatches in simulation.programs[rank].steps.microbatches.items():
         for each in pattern.work.collectives:
             size = len(microbatches) * each.sent_bytes
-            if not size:
-                continue
-            if pattern.op.is_send and pattern.peer is not None:
-                shares = prices.transfer_shares(rank, pattern.peer)
-            else:
-                shares = prices.level_shares(each.kind, each.axes)
-            for level, share in enumerate(shares):
+            for level, share in enumerate(sent_shares(prices, rank, pattern, each) if size else ()):
                 if share:
                     sums[each.axes, level] = sums.get((each.axes, level), 0.0) + share * size
     return sums
+
+
+def sent_shares(prices: Prices, rank: int, pattern: Pattern, collective: Collective) -> tuple[float, ...]:
+    """The shares of what a device of a pipeline rank sends that go through each level of the network: a message's to its peer, a
+    collective's over its axes."""
+    if pattern.op.is_send and pattern.peer is not None:
+        return prices.transfer_shares(rank, pattern.peer)
+    return prices.level_shares(collective.kind, collective.axes)
 
 
 def collective_counts(simulation: Simulation) -> list[dict[tuple[str, CollectiveKind, int], float]]:

@@ -10,7 +10,7 @@ from fourfold.explore.by_hand.judge import Judgement, judged, lack_text, ranks_o
 from fourfold.explore.by_hand.plan import SHARDED, HandPlan, step_text
 from fourfold.explore.by_hand.price import HandPrice, placed_ranks
 from fourfold.explore.by_hand.request import read_plan
-from fourfold.explore.collective import CrossedLevel
+from fourfold.explore.collective import CrossedLevel, crossed_levels
 from fourfold.results.record import record
 
 Held = list[list[int]]
@@ -137,17 +137,9 @@ def hand_document(body: Mapping[str, Any]) -> dict[str, Any]:
         "steps": _steps(plan, found, price),
         "verdict": _verdict(plan, found, price),
         "figures": figures(price),
-        "levels": [
-            {
-                "name": level.name,
-                "kind": level.kind,
-                "devices": level.devices,
-                "bytes_per_second": level.bytes_per_second,
-                "latency_seconds": level.latency_seconds,
-                "sent_bytes": float(sum(each["bytes"] for each in links if each["level"] == index)),
-            }
-            for index, level in enumerate(price.placed.cluster.levels)
-        ],
+        "levels": crossed_levels(
+            price.placed.cluster, ((price.level(pair), size) for pair, size in price.pair_bytes.items())
+        ),
         "links": links,
         "goals": goal_rows(plan, asked.cluster, price, found.is_reached),
     }

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from fourfold.config import UserError
 from fourfold.config.errors import shortened
+from fourfold.explore.board.request import BETWEEN
 
 Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -16,8 +17,6 @@ How = Literal["add", "keep"]
 RANKS = (2, 8)
 """The least and the most."""
 MOST_STEPS = 64
-BETWEEN = ":"
-"""Between two steps of a link: an address need not escape it."""
 _LETTERS: dict[str, How] = {"A": "add", "K": "keep"}
 _TOKEN = re.compile(r"([AK])(\d{1,2}(?:,\d{1,2})*)\.(\d{1,2})-(\d{1,2})")
 _WORKS = "A3.0-1 (chunk 3 goes from rank 0 to rank 1, which adds it), K0,3.0-1 (chunks 0 and 3, which it keeps)"

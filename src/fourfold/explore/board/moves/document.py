@@ -10,8 +10,7 @@ from fourfold.explore.board.moves.judged import Judged, Spot, judged, unmoved
 from fourfold.explore.board.moves.link import link_of, read_link
 from fourfold.explore.board.moves.setting import CLUSTERS, Compiled, RankList, compiled, is_movable, read_settings
 from fourfold.explore.setup import validated
-from fourfold.program import Fault, Instruction
-from fourfold.program.instruction import Op
+from fourfold.program import Fault
 from fourfold.results.record import record
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import Simulation
@@ -22,12 +21,12 @@ _Word = Annotated[str, Field(max_length=40)]
 
 
 class MovesRequest(BaseModel):
-    """`setting`, `cluster`: whose programs, and whose prices. `moves`: where instructions stand, as `link` says. `goal`: that which
-    a person is at; `why`: the answer to its question, a list and a number, as 1-17."""
+    """`setting`, `cluster`: whose programs, and whose prices, each the first where left out. `moves`: where instructions stand, as
+    `link` says. `goal`: that which a person is at; `why`: the answer to its question, a list and a number, as 1-17."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    setting: _Word = next(iter(read_settings()))
+    setting: _Word | None = None
     cluster: _Word = CLUSTERS[0]
     moves: Annotated[str, Field(max_length=_MOST_MOVES)] = ""
     goal: _Word | None = None
@@ -154,14 +153,15 @@ def moves_document(body: Mapping[str, Any]) -> dict[str, Any]:
     """`MovesDocument` of a request (`MovesRequest`). Raises `Malformed` for one that the page never makes, `UserError` where its
     moves are none of the setting's programs."""
     asked = validated(MovesRequest, body, 'what works: {"setting": "zero3", "moves": "21-18"}')
-    found = compiled(asked.setting, asked.cluster)
+    setting = asked.setting if asked.setting is not None else next(iter(read_settings()))
+    found = compiled(setting, asked.cluster)
     before = unmoved(found)
     orders = read_link(asked.moves, found.lists)
     now = judged(found, orders) if orders != before.orders else before
     return {
         "settings": [{"id": each.id, "title": each.title, "text": each.text} for each in read_settings().values()],
         "clusters": list(CLUSTERS),
-        "setting": asked.setting,
+        "setting": setting,
         "cluster": asked.cluster,
         "link": link_of(orders, found.lists),
         "lists": [_list(own, order) for own, order in zip(found.lists, orders, strict=True)],
@@ -204,21 +204,13 @@ def _instruction(own: RankList, number: int) -> dict[str, Any]:
         "letter": step.op.value,
         "does": step.op.info.meaning,
         "stream": step.stream,
-        "starts": _joined(own, number, step),
+        "starts": own.joined.get(number),
         "movable": is_movable(step),
         "reads": list(step.reads),
         "writes": list(step.writes),
         "frees": list(step.frees),
         "sent_bytes": sum(each.sent_bytes for each in step.collectives),
     }
-
-
-def _joined(own: RankList, number: int, step: Instruction) -> int | None:
-    """The number of what a WAIT joins in the compiler's order: the last of its name before it."""
-    if step.op is not Op.WAIT:
-        return None
-    earlier = own.instructions[:number]
-    return next((n for n in reversed(range(number)) if earlier[n].short == step.handle), None)
 
 
 def _fault(now: Judged, fault: Fault) -> dict[str, Any]:

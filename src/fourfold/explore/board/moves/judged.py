@@ -130,7 +130,7 @@ class Judged:
         found = [
             (number, n)
             for n, step in enumerate(own.instructions)
-            if step.short in named or not buffers.isdisjoint(_changes(step, own))
+            if step.short in named or not buffers.isdisjoint(_changes(own, n))
         ]
         others = {self.list_of(int(rank)) for rank in re.findall(r"rank ([0-9]+)", text)} - {number}
         found += [
@@ -147,10 +147,8 @@ class Judged:
         if spot is None or not is_endless(fault):
             return []
         number, n = spot
-        step = self.compiled.lists[number].instructions[n]
-        started = step.handle if step.op is Op.WAIT else step.short
-        own = next((each for each in self.compiled.lists[number].instructions if each.short == started), None)
-        return list(self._counterparts(number, own)) if own is not None else []
+        started = self.compiled.lists[number].started(n)
+        return list(self._counterparts(number, started)) if started is not None else []
 
     def _counterparts(self, number: int, step: Instruction) -> Iterator[Spot]:
         """The other ends of a transfer, or the other members' starts of a collective, that have not been reached."""
@@ -187,13 +185,11 @@ def _meets(step: Instruction, other: Instruction) -> bool:
     return other.short == step.short and other.op is step.op
 
 
-def _changes(step: Instruction, own: RankList) -> set[str]:
-    """Buffers that come or go with an instruction: those it fills or frees, and those whose transfer it starts or joins. A WAIT
-    joins what its handle names."""
-    if step.op is Op.WAIT:
-        started = next((each for each in own.instructions if each.short == step.handle), None)
-        return {*step.frees, *(started.writes if started is not None else ())}
-    return {*step.frees, *(step.writes if step.op.fills or step.op.is_start else ())}
+def _changes(own: RankList, number: int) -> set[str]:
+    """Buffers that come or go with an instruction: those it fills or frees, and those whose transfer it starts or joins."""
+    step, started = own.instructions[number], own.started(number)
+    fills = started is not None and (started.op.fills or started.op.is_start)
+    return {*step.frees, *(started.writes if started is not None and fills else ())}
 
 
 def judged(compiled: Compiled, orders: Sequence[Order]) -> Judged:

@@ -3,8 +3,6 @@
 from fourfold.explore.board.moves.judged import judged, unmoved
 from fourfold.explore.board.moves.link import Order
 from fourfold.explore.board.moves.setting import Compiled, RankList, is_movable
-from fourfold.program import Instruction
-from fourfold.program.instruction import Op
 from fourfold.program.liveness import memory_curve
 
 _ROUNDS = 6
@@ -46,17 +44,11 @@ def _touched(own: RankList, number: int) -> tuple[set[str], set[str]]:
     arrives by it."""
     step = own.instructions[number]
     reads, changes = {*step.reads}, {*step.writes, *step.frees}
-    if step.op is Op.WAIT:
-        started = _started(own, step)
+    started = own.started(number)
+    if started is not None and started.op.is_start:
         reads |= {*started.reads}
         changes |= {*started.writes, started.short}
-    elif step.op.is_start:
-        changes.add(step.short)
     return reads, changes
-
-
-def _started(own: RankList, wait: Instruction) -> Instruction:
-    return next(each for each in own.instructions if each.short == wait.handle)
 
 
 def _conflict(one: tuple[set[str], set[str]], other: tuple[set[str], set[str]]) -> bool:

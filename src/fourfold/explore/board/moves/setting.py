@@ -71,6 +71,23 @@ class RankList:
         """Instructions in the compiler's order: their places there are their numbers."""
         return self.program.steps.instructions
 
+    @cached_property
+    def joined(self) -> dict[int, int]:
+        """The number of what every WAIT joins in the compiler's order: the last of its name before it."""
+        last, found = dict[str, int](), dict[int, int]()
+        for number, step in enumerate(self.instructions):
+            if step.op is Op.WAIT and step.handle in last:
+                found[number] = last[step.handle]
+            last[step.short] = number
+        return found
+
+    def started(self, number: int) -> Instruction | None:
+        """The instruction that begins what a number's own instruction is about: the one that a WAIT joins, itself for any other."""
+        step = self.instructions[number]
+        if step.op is not Op.WAIT:
+            return step
+        return self.instructions[self.joined[number]] if number in self.joined else None
+
 
 @dataclass(frozen=True)
 class Compiled:
