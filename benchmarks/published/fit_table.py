@@ -2,7 +2,7 @@
 profile's prior x the profile's departure x its trainer's, of which the first two are written. A leaf of which nothing is known has
 its branch's, a leaf with few rows stays near it."""
 
-import json
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,7 +127,7 @@ def constants_of(table: Table) -> Fitted:
 
 
 def copied(table: Table) -> Table:
-    return json.loads(json.dumps(table))
+    return copy.deepcopy(table)
 
 
 @dataclass(frozen=True)

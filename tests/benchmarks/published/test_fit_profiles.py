@@ -9,7 +9,7 @@ import fit_file
 from case import PublishedCase
 from fit_profiles import model_of, started
 from fit_rows import TimedRows
-from fit_table import NAMES, Constants, moved_by
+from fit_table import NAMES, Constants, constants_of, copied, moved_by
 from normalise import normalise
 from tests.support.published import ROWS
 
@@ -65,3 +65,12 @@ def test_a_profile_that_is_new_is_the_priors_its_memory_too() -> None:
     stated = PRIOR["software"]["automodel"]
     assert {key: entry[key] for key in stated} == stated
     assert entry["host_launch_seconds"] == PRIOR["software"]["default"]["host_launch_seconds"]
+
+
+def test_a_copied_table_has_the_software_that_it_is_copied_from() -> None:
+    """Words and lists of what software does too: they are part of the key under which prices are kept."""
+    base = started(PRIOR, SHIPPED, ["meta"])
+    for name in base["software"]:
+        found = constants_of(copied(base)).software(name)
+        assert found == constants_of(base).software(name)
+        assert hash(found)
