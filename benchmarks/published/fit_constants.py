@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from case import PublishedCase, SettledPrediction
 from compare import validate as compare
-from fit_file import FITTED, INFORMED, PRIOR, read, rounded, write
+from fit_file import FITTED, PRIOR, read, read_informed, rounded, write
 from fit_memory import NAMES as MEMORY_NAMES
 from fit_memory import MemoryRows, fit_memory, held_rows
 from fit_rows import Shared, TimedRows, say, timed_rows
@@ -300,12 +300,11 @@ def fit_to_looked(timed: TimedRows, prior: Table, writes: bool) -> None:
     with_memory_of(shipped, table)
     if writes:
         found = informed(table, model.cases, [])
-        write(table, {**found, "software": with_memory_rows(found["software"])})
+        write(table, {**found, "software": with_memory_rows(found["software"], read_informed()["software"])})
 
 
-def with_memory_rows(software: Table) -> Table:
+def with_memory_rows(software: Table, known: Table) -> Table:
     """Which rows software profiles were fitted on, with those of memory as they are known: step times alone were fitted."""
-    known = json.loads(INFORMED.read_text(encoding="utf-8"))["software"]
     return {
         name: {"rows": each["rows"], **_memory_rows(known.get(name, {})), "files": each["files"]}
         for name, each in software.items()

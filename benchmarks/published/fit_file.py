@@ -29,6 +29,11 @@ def read(path: Path) -> Table:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def read_informed() -> Table:
+    """Which rows informed every entry, as the last fit wrote it."""
+    return json.loads(INFORMED.read_text(encoding="utf-8"))
+
+
 def write(table: Table, informed: Table) -> None:
     FITTED.write_text(constants_text(table), encoding="utf-8")
     INFORMED.write_text(informed_text(informed), encoding="utf-8")

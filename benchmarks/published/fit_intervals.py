@@ -23,6 +23,7 @@ import tomli_w
 from as_case import as_case
 from case import PublishedCase
 from fit_constants import named_as_known
+from fit_file import read_informed
 from fit_sample import is_measured, telling
 from fit_table import Numbers, Table, constants_of
 from fourfold.config import UserError
@@ -33,7 +34,6 @@ from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
 
 TABLE = Path(__file__).parents[2] / "src" / "fourfold" / "evidence" / "intervals.toml"
-INFORMED = Path(__file__).parent / "fitted_on.json"
 SHARE = 0.8
 PRICED_AS_OWN = "own"
 """The name under which a case has fourfold's constants of a fold."""
@@ -135,7 +135,7 @@ def coverage(found: list[Ratio]) -> dict[str, dict[str, float]]:
 
 def informed_names() -> dict[str, list[str]]:
     """Devices that the runs of one source at least inform, and software that two do."""
-    informed = json.loads(INFORMED.read_text(encoding="utf-8"))
+    informed = read_informed()
     return {
         "devices": sorted(name for name, entry in informed["device"].items() if entry["rows"] and name != "default"),
         "software": sorted({framework_of(name) for name, entry in informed["software"].items() if entry["rows"]}),

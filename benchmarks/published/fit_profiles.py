@@ -7,14 +7,13 @@ As `fit_constants.py` fits all, from the prior of what is fitted and from what s
 what ships and by what is fitted, and either with their source left out of the fit."""
 
 import argparse
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from case import PublishedCase
 from fit_constants import Model, informed, say_errors, with_memory_rows
-from fit_file import FITTED, INFORMED, PRIOR, read, write
+from fit_file import FITTED, PRIOR, read, read_informed, write
 from fit_rows import Shared, TimedRows, timed_rows
 from fit_sample import chosen, telling
 from fit_table import SOFTWARE, Node, Numbers, Table, constants_of, copied, moved_by
@@ -97,8 +96,8 @@ def _errors(parts: list[TimedRows]) -> tuple[list[PublishedCase], Numbers]:
 
 def _informed(table: Table, cases: list[PublishedCase], profiles: set[str]) -> Table:
     """Which rows every entry was fitted on: of memory, and of profiles of which one constant was fitted, as before."""
-    known = json.loads(INFORMED.read_text(encoding="utf-8"))
-    found = with_memory_rows(informed(table, cases, [])["software"])
+    known = read_informed()
+    found = with_memory_rows(informed(table, cases, [])["software"], known["software"])
     mine = {name: found[name] for name in profiles}
     return {**known, "software": dict(sorted((known["software"] | mine).items()))}
 

@@ -1,6 +1,5 @@
 """The files of the fit: what is written reads back as it was, without what is inherited; every entry has its rows."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from fit_file import (
     departures,
     informed_text,
     read,
+    read_informed,
     rounded,
 )
 from fit_table import Table, constants_of, copied, put
@@ -47,7 +47,7 @@ def in_full(table: Table) -> Table:
 
 def test_what_ships_is_what_the_fit_writes() -> None:
     assert constants_text(SHIPPED) == FITTED.read_text(encoding="utf-8")
-    informed = json.loads(INFORMED.read_text(encoding="utf-8"))
+    informed = read_informed()
     assert informed_text(informed) == INFORMED.read_text(encoding="utf-8")
 
 
@@ -73,7 +73,7 @@ def test_a_year_that_gets_an_entry_does_what_it_did_before() -> None:
 
 
 def test_every_entry_says_its_rows() -> None:
-    informed = json.loads(INFORMED.read_text(encoding="utf-8"))
+    informed = read_informed()
     for part in ("device", "software"):
         assert set(informed[part]) == set(SHIPPED[part])
     for entry in (informed["link"], *informed["device"].values(), *informed["software"].values()):
