@@ -22,7 +22,7 @@ from fourfold.program.schedule.auto import step_bound
 from fourfold.program.schedule.check import token
 from tests.explore.test_documents import silent
 from tests.explore.test_pages import violations
-from tests.support.explore_server import Watched, address_now, in_address, until, watching
+from tests.support.explore_server import Watched, address_now, in_address, reads_its_file, until, watching
 from tools.board_results import shortest
 
 
@@ -332,10 +332,7 @@ def test_1f1b_is_rebuilt_by_keys_opened_again_by_its_link_and_saved_as_a_file(wa
     saved.value.save_as(path)
     assert path.read_text(encoding="utf-8") == judged(ranks=3, microbatches=4, fill="1f1b")["file"]
 
-    tab.get_by_role("button", name="Empty it").click()
-    until(tab, "document.querySelectorAll('.grid [data-entry]').length === 0")
-    tab.locator("input[type=file]").set_input_files(path)
-    until(tab, "document.querySelectorAll('.grid [data-entry]').length === 24")
+    reads_its_file(tab, path, ".grid [data-entry]", 24)
     tab.goto("about:blank")
     tab.goto(address)
     judges(tab, "proved")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.explore.test_by_hand import answer
 from tests.explore.test_pages import violations
-from tests.support.explore_server import Watched, address_now, in_address, until, watching
+from tests.support.explore_server import Watched, address_now, in_address, reads_its_file, until, watching
 
 
 def on_collective(watched: Watched, place: str = "") -> Any:
@@ -68,10 +68,7 @@ def test_keys_build_the_ring_all_gather_and_a_message_that_is_taken_away_is_told
     says(tab, "entry", "step 2: rank 2 sends chunk 1, which it does not hold before this step")
     tab.keyboard.press("Control+z")
     says(tab, "proved", "after 2 steps")
-    tab.get_by_role("button", name="Empty it").click()
-    until(tab, "document.querySelectorAll('[data-message]').length === 0")
-    tab.locator("input[type=file]").set_input_files(path)
-    until(tab, "document.querySelectorAll('[data-message]').length === 6")
+    reads_its_file(tab, path, "[data-message]", 6)
     tab.goto("about:blank")
     tab.goto(address)
     says(tab, "proved", "after 2 steps")

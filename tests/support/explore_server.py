@@ -132,6 +132,14 @@ def until(tab: Any, expression: str) -> None:
     waiting.until(lambda: tab.evaluate(expression), message=f"still not: {expression}")
 
 
+def reads_its_file(tab: Any, path: Path, each: str, count: int) -> None:
+    """A board that is emptied and then opened from a file has as many of each (a selector) as before."""
+    tab.get_by_role("button", name="Empty it").click()
+    until(tab, f"document.querySelectorAll({each!r}).length === 0")
+    tab.locator("input[type=file]").set_input_files(path)
+    until(tab, f"document.querySelectorAll({each!r}).length === {count}")
+
+
 def address_now(tab: Any) -> str:
     """The address as the page has it now (`tab.url` is told of it later, by another process)."""
     return tab.evaluate("location.href")

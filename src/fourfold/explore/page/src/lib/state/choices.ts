@@ -4,6 +4,7 @@ import { session } from "./session.svelte.ts";
 import type { PageName, Params } from "./url.ts";
 
 export type Changes = Readonly<Record<string, string | undefined>>;
+
 /** A state: one parameter of it, and all. */
 export interface State {
   get: (key: string) => string | undefined;
@@ -26,6 +27,10 @@ export function numberOf<Other extends number | undefined>(
   return text === undefined || text === "" || !Number.isFinite(found) ? otherwise : found;
 }
 
+/** Changes with a prefix before each name. */
+export const prefixed = (prefix: string, changes: Changes): Changes =>
+  Object.fromEntries(Object.entries(changes).map(([key, value]) => [prefix + key, value]));
+
 export class Choices {
   readonly state: State;
   readonly #prefix: string;
@@ -46,8 +51,7 @@ export class Choices {
 
   /** Changes keys of the page. Changes by one control are one step of undo. */
   change(changes: Changes, control?: string): void {
-    const own = Object.entries(changes).map(([key, value]) => [this.#prefix + key, value] as const);
-    session.change(Object.fromEntries(own), control);
+    session.change(prefixed(this.#prefix, changes), control);
   }
 
   /** A move of a hand: each is a step of undo. */
