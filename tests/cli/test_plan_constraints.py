@@ -47,13 +47,35 @@ EXPERTS = (
 
 
 @pytest.mark.rest
-def test_overlap_of_experts_may_be_stated(fourfold) -> None:
-    for stated in (True, False):
-        found = document(fourfold, *EXPERTS, "layout.ep=8", f"layout.overlap_experts={stated}")
-        assert {layout["overlap_experts"] for layout in layouts(found)} == {stated}
-    result = fourfold("plan", *SMALL, "layout.overlap_experts=true")
+@pytest.mark.parametrize("ep", ["", "layout.ep=8"], ids=["any", "ep 8"])
+def test_overlap_of_experts_may_be_stated(fourfold, ep: str) -> None:
+    """Whatever layouts are the fastest without it: these hold less, and may not fit with it."""
+    for stated in ("true", "false"):
+        found = document(fourfold, *EXPERTS, *filter(None, [ep]), f"layout.overlap_experts={stated}")
+        every = [*layouts(found), *(each["layout"] for each in found["pareto"])]
+        assert {layout["overlap_experts"] for layout in every} == {stated == "true"}
+    asked = (*EXPERTS, "--keep", "1", "layout.overlap_experts=true")
+    assert "searched: layout.overlap_experts=true" in text(fourfold, *asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ((*SMALL, "layout.overlap_experts=true"), "layout.overlap_experts=true: this model has no experts"),
+        (
+            (*EXPERTS, "--software=megatron", "layout.overlap_experts=true"),
+            "layout.overlap_experts=true: software 'megatron' runs no experts",
+        ),
+        (
+            (*EXPERTS, "layout.ep=1", "layout.overlap_experts=true"),
+            "layout.ep=1 rules out every layout",
+        ),
+    ],
+)
+def test_overlap_that_nothing_can_run_is_refused(fourfold, asked: tuple[str, ...], why: str) -> None:
+    result = fourfold("plan", *asked)
     assert result.code == 2
-    assert "layout.overlap_experts=true: none of the best layouts runs so" in result.err
+    assert why in result.err
 
 
 def test_offload_may_be_ruled_out_but_not_asked_for(fourfold) -> None:

@@ -45,11 +45,13 @@ class Bounds:
     """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
     that it may hide, with the computation that this slows; `after_seconds`: what comes after it. They hold in any order of the
     axes, `outermost` or another (`queue.other_orders`). `states_away`: whether optimizer states lie in the host's memory;
-    `states_bytes`: what they take on the device, or would. `lacking_bytes`: what a layout holds too much that fits because each
+    `states_bytes`: what they take on the device, or would. `overlaps`: whether all-to-alls of experts run behind another
+    microbatch, which bounds know nothing of. `lacking_bytes`: what a layout holds too much that fits because each
     block does something else with its activations (`plan/moves/activations.py`), which costs `spared_seconds` at least; else 0."""
 
     outermost: Outermost
     states_away: bool
+    overlaps: bool
     shape: BlockShape
     pipelines: tuple[Pipeline, ...]
     pipeline: Indices
@@ -121,6 +123,7 @@ class Bounds:
             zero=int(self.zero[index]),
             outermost=self.outermost,
             offload_optimizer=self.states_away,
+            overlap_experts=self.overlaps,
         )
 
 
@@ -155,7 +158,7 @@ def _on_hull(ways: Sequence[Way], size: Column, price: float) -> Column:
     return np.interp(size, sizes, seconds, right=np.inf)
 
 
-_SHARED = ("outermost", "states_away", "shape", "pipelines")
+_SHARED = ("outermost", "states_away", "overlaps", "shape", "pipelines")
 _COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in _SHARED)
 
 
@@ -194,6 +197,7 @@ class Bounder:
         return Bounds(
             self.outermost,
             away,
+            bool(self.request.overlap_experts),
             shape,
             table.pipelines,
             table.pipeline,

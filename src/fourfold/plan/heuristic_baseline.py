@@ -120,4 +120,5 @@ def _candidate(
         microbatch_sequences=sequences,
         recompute=policy,
         offload_optimizer=bool(request.offload_optimizer),
+        overlap_experts=bool(request.overlap_experts),
     )

@@ -31,7 +31,7 @@ from fourfold.plan.bounding import Counts, Pool, Progress
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.moves.activations import mixed
 from fourfold.plan.outlook import WORTH
-from fourfold.plan.pricing import Priced, Pricer
+from fourfold.plan.pricing import OVERLAPPED, Priced, Pricer
 from fourfold.plan.request import Request
 
 ADDED, MOST_ADDED = 0.75, 0.05
@@ -129,8 +129,9 @@ class LayoutQueue:
         self._first_order: Outermost = (request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS))[0]
         scores, self._memory, self._origin = pool.columns()
         self._order = np.lexsort((self._memory, scores))
+        self._bounded = OVERLAPPED if request.overlap_experts else 1.0  # bounds are of passes in one piece
         self._queue = [
-            Entry(float(scores[index]), BOUND, place, "", float(scores[index]))
+            Entry(float(scores[index]), BOUND, place, "", self._bounded * float(scores[index]))
             for place, index in enumerate(self._order)
         ]
         self._queue += [
@@ -239,7 +240,7 @@ class LayoutQueue:
             return [entry._replace(score=score, level=LIKE, outermost=order) for score, order in scores]
         exact = parts.around(pricer.timeline(candidate, parts.compute))
         if entry.level == LIKE:
-            return [entry._replace(score=doubt * weight * exact, level=TIMELINE, bound=weight * exact)]
+            return [entry._replace(score=doubt * weight * exact, level=TIMELINE, bound=self._bounded * weight * exact)]
         corrections, kind = self._corrections, ranked.kind
         if entry.level < CORRECTED and kind in corrections:
             return [entry._replace(score=weight * exact * corrections[kind], level=CORRECTED)]

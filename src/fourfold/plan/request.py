@@ -16,7 +16,7 @@ from fourfold.evidence.out_of_memory import out_of_memory
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate, policy_and_offload
-from fourfold.plan.constraints import KEPT, NO_CONSTRAINTS, Constraints, Value, parse_value
+from fourfold.plan.constraints import KEPT, NO_CONSTRAINTS, Constraints, Value, format_value, parse_value
 from fourfold.program.capabilities import check_planned
 from fourfold.program.resolve import resolve_step
 from fourfold.program.spec import Transport
@@ -230,12 +230,31 @@ class Request:
         """Whether a layout keeps to the constraints."""
         if self.offload_optimizer is not None and layout.offload_optimizer != self.offload_optimizer:
             return False
+        if self.overlap_experts is not None and layout.overlap_experts != self.overlap_experts:
+            return False
+        if layout.overlap_experts and not self.can_overlap(layout):
+            return False
         left_over = self.global_sequences // (layout.dp * layout.microbatch_sequences) % layout.pp
         split = self.sequence_parallel and layout.tp > 1
         known = vars(layout) | {"dp": layout.dp, "left_over": left_over, "sequence_parallel": split}
         if layout.tp == 1:
             del known["sequence_parallel"]  # means nothing
         return self.constraints.permits(known)
+
+    def can_overlap(self, layout: Candidate) -> bool:
+        """Whether it has all-to-alls of experts, and another microbatch for them to run behind."""
+        return layout.ep > 1 and self.global_sequences > layout.dp * layout.microbatch_sequences
+
+    def may_overlap(self, layout: Candidate) -> bool:
+        """Whether it can, its software runs that, and it is open whether layouts do."""
+        return self.overlap_experts is None and self.software.is_own and self.can_overlap(layout)
+
+    @property
+    def flags(self) -> dict[str, str]:
+        """Keys of `[layout]` that all layouts have as stated, beside the constraints, with their values as a command line has them."""
+        stated = {"overlap_experts": self.overlap_experts, "offload_optimizer": self.offload_optimizer}
+        found = {key: format_value(value) for key, value in stated.items() if value is not None}
+        return found if self.offload else {**found, "offload": "none"}
 
     def prices(self, layout: Layout) -> Prices:
         """For the ranks of a layout."""

@@ -14,11 +14,9 @@ bound is worse than the best, its simulated memory does not fit, or the budget w
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from fourfold.config import UserError
 from fourfold.plan.bound import may_mix
 from fourfold.plan.bounding import Counts, Progress, bound_all
 from fourfold.plan.budget import BUDGET, SHARES, SearchBudget
@@ -79,9 +77,8 @@ def search(
             found = _Search(stay, known, progress, risky=risky).found(keep)
             if _may_gain_away(found):
                 away = stay.within(replace(stay.request, offload_optimizer=True), stay.budget.part())
-                with suppress(UserError):  # none that overlaps its experts is among these
-                    rival = found.best[0] if found.best else None
-                    found = _joined(found, _Search(away, known, progress, rival).found(keep), keep)
+                rival = found.best[0] if found.best else None
+                found = _joined(found, _Search(away, known, progress, rival).found(keep), keep)
             if found.best:
                 break
         if found.best and request.likely_bytes < request.memory_bytes:
@@ -156,11 +153,8 @@ class _Search:
 
 
 def _overlap(on: _Search) -> list[Priced]:
-    """The best layouts with all-to-alls of experts behind another microbatch; no others stay where that is asked for."""
-    found = overlapped(on.pricer, on.best)
-    if on.request.overlap_experts:
-        on.best = []
-    return found
+    """The best layouts with all-to-alls of experts behind another microbatch."""
+    return overlapped(on.pricer, on.best)
 
 
 def _climb(on: _Search) -> list[Priced]:
@@ -176,9 +170,9 @@ def _settle(on: _Search) -> list[Priced]:
 
 def _hold_less(on: _Search) -> list[Priced]:
     """One that is not near the memory limit, where all so far are; else one that holds clearly less than the best. Neither is
-    sought beside a rival, which has its own, nor where passes are in turns: bounds are of passes in one piece."""
+    sought beside a rival, which has its own."""
     first, small, sure = on.first, on.bounded.small, on.bounded.surely_fits
-    if on.rival is not None or on.request.overlap_experts:
+    if on.rival is not None:
         return []
     if all(each.is_near_limit for each in on.best):
         on.surely_fits = holding(on.pricer, first, sure.limit, sure)

@@ -138,6 +138,8 @@ def _expert_degrees(request: Request, tp: int) -> Iterator[tuple[int, int]]:
     """Expert parallelism, with experts whole or split like the rest by tp."""
     model, choices = request.model, request.constraints.choices
     for ep in choices("ep", _divisors(model.num_experts, 1024) if model.num_experts else [1], {"tp": tp}):
+        if ep == 1 and request.overlap_experts:
+            continue
         for etp in choices("etp", [1, tp] if tp > 1 and model.num_experts else [1], {"tp": tp, "ep": ep}):
             if ep * etp == 1 or (
                 model.num_experts and splits_experts(model, ep, etp) and spreads_experts(request.devices, ep, etp)
@@ -216,7 +218,7 @@ def arrangements(request: Request, shape: BlockShape) -> Arrangements | None:
     for pipeline in pipelines(request, ranks):
         dp = ranks // pipeline.pp
         microbatches, rest = divmod(request.global_sequences, dp * shape.microbatch_sequences)
-        if rest:
+        if rest or (microbatches == 1 and request.overlap_experts):
             continue
         if constraints.limits or dp not in usual:
             known = vars(shape) | pipeline._asdict() | {"dp": dp, "left_over": microbatches % pipeline.pp}

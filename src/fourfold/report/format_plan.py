@@ -70,7 +70,9 @@ def _constraints(request: Request) -> list[str]:
     sources = request.constraints.sources
     trainers = [f"what {words} can run" for words, limits in sources.items() if limits[0].by]
     stated = [words for words, limits in sources.items() if not limits[0].by]
-    return [f"searched: {' with '.join([*trainers, *([', '.join(stated)] if stated else [])])}"] if sources else []
+    stated += [f"layout.{key}={value}" for key, value in request.flags.items()]
+    held = [*trainers, *([", ".join(stated)] if stated else [])]
+    return [f"searched: {' with '.join(held)}"] if held else []
 
 
 def format_best_layout(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from fourfold.plan.bound import Bounds, Parts, may_mix
 from fourfold.plan.budget import SHARES
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.moves.activations import mixed
+from fourfold.plan.moves.overlap import overlapped
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
@@ -100,13 +101,18 @@ class LowMemory:
 
 
 def holding(pricer: Pricer, first: Priced, most: float, others: LowMemory) -> Priced | None:
-    """The better of two that hold no more than so many bytes: the first layout with other ways of its blocks with their
-    activations, and the fastest of others."""
+    """The best of those that hold no more than so many bytes: the first layout with other ways of its blocks with their
+    activations, with its experts overlapped as well, and the fastest of others, which may overlap them too."""
     work = pricer.budget.part(SHARES.less_memory)
     tighter = pricer.within(replace(pricer.request, memory_bytes=int(most)), work)
     other = others.fastest(pricer.within(pricer.request, work), most)
-    own = mixed(tighter, first.candidate) if may_mix(pricer.request) and not work.is_spent else None
-    return min(filter(None, (own, other)), key=lambda each: each.score, default=None)
+    found = [other, *overlapped(tighter, [other])] if other is not None else []
+    if may_mix(pricer.request):
+        layouts = [first.candidate, replace(first.candidate, overlap_experts=True)]
+        for layout in layouts if tighter.request.may_overlap(first.candidate) else layouts[:1]:
+            own = None if work.is_spent else mixed(tighter, layout)
+            found += [] if own is None else [own]
+    return min(found, key=lambda each: each.score, default=None)
 
 
 def of_least_memory(

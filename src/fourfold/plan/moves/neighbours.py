@@ -180,7 +180,7 @@ def _settled(request: Request, layout: Candidate, change: Mapping[str, Any]) -> 
         new = replace(new, zero=0)
     if not new.zero and new.dp_replicate > 1 and not request.constraints.states("dp_shard", "dp_replicate"):
         new = replace(new, dp_replicate=1, dp_shard=new.dp)  # without ZeRO the division means nothing
-    if new.overlap_experts and (new.ep == 1 or request.global_sequences == new.dp * new.microbatch_sequences):
+    if new.overlap_experts and not request.can_overlap(new):
         new = replace(new, overlap_experts=False)
     if new.pp == 1:
         yield replace(new, schedule=usual_schedule(1).name, virtual_stages=1, outermost="pp")
