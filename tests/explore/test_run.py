@@ -330,6 +330,21 @@ def test_a_run_that_trains_is_followed_to_its_end_and_beyond(browser: Any, tmp_p
         process.wait()
 
 
+def test_a_run_is_followed_though_its_comparison_does_not_come(browser: Any, tmp_path: Path) -> None:
+    needs_page()
+    folder = finished_run(tmp_path)
+    with running(str(folder.path)) as address, watching(browser, address.partition("#")[0]) as found:
+        held: list[Any] = []
+        found.tab.route("**/api/comparison", lambda route: held.append(route))  # never answered
+        found.open("#/run")
+        found.tab.wait_for_selector('[data-figure="steps"]')
+        row = json.loads(folder.metrics.read_text().splitlines()[-1])
+        with folder.metrics.open("a") as file:
+            file.write(json.dumps({**row, "step": row["step"] + 1}) + "\n")
+        until(found.tab, f"document.querySelector('[data-figure=steps]').textContent.includes('{row['step'] + 2}')")
+        assert len(held) == 1, "it is asked for once while it is under way"
+
+
 def test_without_a_name_the_newest_run_below_runs_is_shown(tmp_path: Path) -> None:
     needs_page()
     runs = tmp_path / "runs"

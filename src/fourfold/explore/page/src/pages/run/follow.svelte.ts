@@ -5,6 +5,8 @@ import { ask, isFile, messageOf, Refused } from "$lib/api/client.ts";
 import type { Range } from "./curves.ts";
 
 const [SOON_MS, LATE_MS, GROWTH] = [1000, 15_000, 1.5] as const;
+/** How long a run waits for the comparison that it is shown with; an answer that takes longer than the others is lost. */
+const [PATIENT_MS, LOST_MS, LOST_COMPARISON_MS] = [5000, 30_000, 120_000] as const;
 
 export class Follow {
   run = $state.raw<RunDocument | undefined>();
@@ -21,6 +23,7 @@ export class Follow {
   #timer: ReturnType<typeof setTimeout> | undefined;
   #range: Range | undefined;
   #asking = 0;
+  #compared: Promise<void> | undefined;
   #measured: number | null = null;
 
   /** Follows, with curves of these steps; gives what ends it. */
@@ -49,7 +52,8 @@ export class Follow {
     const turn = this.#asking;
     const range = this.#range;
     try {
-      const found = await ask("run", range ? { first: range[0], last: range[1] } : {}, "run.state");
+      const steps = range ? { first: range[0], last: range[1] } : {};
+      const found = await ask("run", steps, "run.state", AbortSignal.timeout(LOST_MS));
       if (turn !== this.#asking) return;
       const isMeasured = found.measured_time !== null && found.measured_time !== this.#measured;
       const show = (): void => {
@@ -62,7 +66,10 @@ export class Follow {
       // a run is shown with the comparison of what it has measured, and before there is any without one
       if (!isMeasured || this.comparison === undefined) show();
       if (isMeasured) {
-        await this.#compare(turn, found.measured_time);
+        this.#compared ??= this.#compare(found.measured_time).finally(() => {
+          this.#compared = undefined;
+        });
+        await Promise.race([this.#compared, new Promise((resolve) => setTimeout(resolve, PATIENT_MS))]);
         if (turn !== this.#asking) return;
         show();
       }
@@ -75,16 +82,14 @@ export class Follow {
     this.#again(this.#delay);
   }
 
-  async #compare(turn: number, measured: number | null): Promise<void> {
+  async #compare(measured: number | null): Promise<void> {
     this.comparing = true;
     try {
-      const found = await ask("comparison", {}, "run.comparison");
-      if (turn !== this.#asking) return;
-      this.comparison = found;
+      const signal = AbortSignal.timeout(LOST_COMPARISON_MS);
+      this.comparison = await ask("comparison", {}, "run.comparison", signal);
       this.comparisonError = "";
       this.#measured = measured;
     } catch (error) {
-      if (turn !== this.#asking) return;
       this.comparison = undefined;
       this.comparisonError = messageOf(error);
       if (error instanceof Refused && error.status === 200) this.#measured = measured; // else asked again later
