@@ -5,9 +5,13 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.grid import mark_cases_beyond_a_cover
+from tests.support.grid import Slice, mark_cases_beyond_a_cover
 
 settings.register_profile("repeatable", derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slice", metavar="K/N", type=Slice.parse, help="only slice K of N, which together are all tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,12 +25,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Before `-m` chooses: what a cover does without is `rest`, what needs a browser `page`, but for the smokes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before `-m` chooses: what a cover does without is `rest`, what needs a browser `page`, but for the smokes. Then the slice."""
     mark_cases_beyond_a_cover(items)
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
             item.add_marker(pytest.mark.page)
+    chosen: Slice | None = config.getoption("--slice")
+    if chosen is not None:
+        items[:] = [item for item in items if chosen.holds(item.nodeid)]
 
 
 @pytest.fixture(autouse=True)

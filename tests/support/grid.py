@@ -9,7 +9,8 @@ a case is made of. A value that no other case has is always run, so a list of un
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import pytest
 
@@ -33,6 +34,25 @@ def mark_cases_beyond_a_cover(items: Iterable[pytest.Item]) -> None:
         for number, case in enumerate(cases):
             if number not in kept:
                 case.add_marker(pytest.mark.rest)
+
+
+class Slice(NamedTuple):
+    """Slice `number`, from 1, of `of` that together are all tests."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Slice":
+        """`2/3`. Raises `UsageError` of pytest."""
+        number, _, of = text.partition("/")
+        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
+            raise pytest.UsageError(f"--slice {text}: allowed: K/N with K from 1 to N; a value that works: --slice 1/3")
+        return cls(int(number), int(of))
+
+    def holds(self, name: str) -> bool:
+        """Whether a test of this name belongs to it: the same in every run, and on every process of one."""
+        return crc32(name.encode()) % self.of == self.number - 1
 
 
 def others_are_rest(cases: Iterable[Any], kept: Container[Any]) -> list[Any]:

@@ -1,11 +1,11 @@
 """A cover keeps every value, or every pair of values, of a grid, and all of a list of unlike cases."""
 
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 
 import pytest
 
-from tests.support.grid import cover, features
+from tests.support.grid import Slice, cover, features
 
 GRID = [{"zero": zero, "tp": tp, "pp": pp} for zero, tp, pp in product(range(4), (1, 2), (1, 2, 4))]
 
@@ -46,3 +46,16 @@ def test_values_within_values_are_features() -> None:
         (".layout.zero", "3"),
         (".how", "len"),
     }
+
+
+def test_slices_are_all_tests_and_share_none() -> None:
+    names = [f"tests/test_{number}.py::test_it[{number}]" for number in range(300)]
+    slices = [[name for name in names if Slice.parse(f"{number}/3").holds(name)] for number in (1, 2, 3)]
+    assert sorted(chain(*slices)) == sorted(names)
+    assert all(80 < len(each) < 120 for each in slices)
+
+
+@pytest.mark.parametrize("text", ["", "0/3", "4/3", "1", "a/b", "-1/3", "1/0"])
+def test_a_wrong_slice_is_refused(text: str) -> None:
+    with pytest.raises(pytest.UsageError, match="allowed: K/N with K from 1 to N"):
+        Slice.parse(text)
