@@ -251,7 +251,7 @@ class Request:
 
     @property
     def flags(self) -> dict[str, str]:
-        """Keys of `[layout]` that all layouts have as stated, beside the constraints, with their values as a command line has them."""
+        """Keys of `[layout]` that all layouts have as stated, beside the constraints; values are as a command line has them."""
         stated = {"overlap_experts": self.overlap_experts, "offload_optimizer": self.offload_optimizer}
         found = {key: format_value(value) for key, value in stated.items() if value is not None}
         return found if self.offload else {**found, "offload": "none"}
