@@ -11,11 +11,13 @@ from fourfold.cost.calibration import ContentionProfile, Curve, constants_of
 from fourfold.cost.prices import masked_share
 from fourfold.hardware import load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
+from fourfold.kernels.matmul.libraries import step_matmuls, total_flops
 from fourfold.layout import resolve_layout
+from fourfold.model.counts import WORTHWHILE_FLOPS
 from fourfold.model.work import Attention, Elementwise, Gemm
-from fourfold.program import StepSpec, resolve_step
+from fourfold.program import StepSpec, lower_pipeline, resolve_step
 from fourfold.simulate.engine import shared_times, simulate_times
-from fourfold.simulate.run_prices import prices_for
+from fourfold.simulate.run_prices import multiplies_by_torch, prices_for
 from fourfold.simulate.state import SimulationState
 from fourfold.simulate.step import simulate
 from tests.calibrate.machine_table import cluster
@@ -71,6 +73,7 @@ def test_a_cluster_without_a_calibration_has_no_such_constants() -> None:
         (("kernels", "launch_seconds"), -1.0, "calibration.ranks_2.kernels.launch_seconds"),
         (("kernels", "gemms", "plain"), [1.0], "calibration.ranks_2.kernels.gemms.plain"),
         (("kernels", "gemms", "sizes"), [3.0, 2.0], "calibration.ranks_2.kernels.gemms.sizes"),
+        (("kernels", "gemms", "torch_speeds"), {"plain": 0.9}, "ranks_2.kernels.gemms.torch_speeds.accumulated"),
         (("software", "relative_speeds"), [1.0], "calibration.ranks_2.software.relative_speeds"),
         (("software",), 3.0, "calibration.ranks_2.software"),
         (("links", "group_2", "send"), 1.0, "calibration.ranks_2.links.group_2.send"),
@@ -141,3 +144,37 @@ def test_attention_within_documents_costs_its_share_here_too() -> None:
     scores = Attention(1, 16, 16, 4, 4, 8, 8)
     assert documents.kernel(scores) == pytest.approx(unmasked.kernel(scores) * masked_share(16, 4))
     assert documents.memory(1e6) == unmasked.memory(1e6)
+
+
+def test_a_run_too_short_to_compare_libraries_is_priced_with_pytorch_s_own() -> None:
+    config, spec = run({"dp_shard": 2}, 2)
+    table = cluster()
+    table["calibration"]["ranks_2"]["kernels"]["gemms"]["torch_speeds"] = {"plain": 0.5, "accumulated": 0.8}
+    machine, gemm = loaded(table), Gemm(100, 200, 300)
+
+    def seconds(backend: str, steps: int) -> tuple[float, float]:
+        batch, own = (
+            config.batch.model_copy(update={"steps": steps}),
+            config.run.model_copy(update={"matmul_backend": backend}),
+        )
+        prices = prices_for(config.model_copy(update={"batch": batch, "run": own}), spec, machine)
+        return prices.kernel(gemm), prices.kernel(replace(gemm, accumulates=True))
+
+    by_onednn = seconds("onednn", 1)
+    by_torch = by_onednn[0] / 0.5, by_onednn[1] / 0.8
+    assert seconds("torch", 10**9) == pytest.approx(by_torch)
+    assert seconds("auto", 1) == pytest.approx(by_torch)
+    assert seconds("auto", 10**9) == pytest.approx(by_onednn)
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2, "schedule": "1f1b"}, {"tp": 2}, {"dp_shard": 2}], ids=str)
+def test_how_long_a_run_must_be_is_priced_as_it_is_chosen(layout: dict[str, Any]) -> None:
+    """`kernels.matmul` counts the matmuls of a rank's program; the price the FLOPs of the model, attention and other ranks among
+    them."""
+    config, spec = run(layout, 1 if not layout else 2)
+    chosen = max(total_flops(step_matmuls(program)) for program in lower_pipeline(spec))
+    for times, by_torch in ((0.7, True), (1.4, False)):
+        steps = max(1, round(times * WORTHWHILE_FLOPS / chosen))
+        long = config.model_copy(update={"batch": config.batch.model_copy(update={"steps": steps})})
+        assert (chosen * steps < WORTHWHILE_FLOPS) == by_torch
+        assert multiplies_by_torch(long, spec) == by_torch

@@ -9,7 +9,7 @@ import torch
 
 from fourfold.calibrate import kernels, steps
 from fourfold.calibrate.clock import Meter
-from fourfold.calibrate.kernels import accumulated_rate, plain_rate, weight_pool
+from fourfold.calibrate.kernels import ONE_LIBRARY, accumulated_rate, plain_rate, weight_pool
 from fourfold.calibrate.machine import describe
 from fourfold.calibrate.rounds import step_tables
 from fourfold.calibrate.steps import measure_steps
@@ -51,10 +51,26 @@ def test_kinds_are_chosen_by_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -
     elsewhere = torch.tensor([1.0, 1.5, 1.0, 3.0, 1.0, 1.0], dtype=torch.float64)
     monkeypatch.setattr(kernels, "measure", lambda *_: {kind: LibrarySeconds(*pair) for kind, pair in here.items()})
     monkeypatch.setattr("torch.distributed.all_reduce", lambda seconds, op: seconds.copy_(seconds.maximum(elsewhere)))
-    assert kernels.choose_library(0, CPU, TABLE) == (FORWARD,)
-    assert kernels.choose_library(0, CPU, step_tables("fp64", True)[0]) == ()
+    found = kernels.choose_library(0, CPU, TABLE)
+    assert found.by_onednn == (FORWARD,)
+    assert found.torch_speeds == {"plain": (1.5 + 2.0) / (2.0 + 2.0), "accumulated": 1.0}
+    assert kernels.choose_library(0, CPU, step_tables("fp64", True)[0]) == ONE_LIBRARY
     monkeypatch.setattr(kernels, "problem_of_onednn", lambda: "it is wrong")
-    assert kernels.choose_library(0, CPU, TABLE) == ()
+    assert kernels.choose_library(0, CPU, TABLE) == ONE_LIBRARY
+
+
+def test_kinds_of_instructions_add_up_to_the_step_though_their_times_are_skewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = [[1.0, 1.0, 4.0], [1.0, 3.0, 1.0], [2.0, 1.0, 1.0], [1.0, 1.0, 90.0]]
+    taken = iter([0.0, *(sum(each) + 0.5 for each in blocks)])  # the first warms up
+    kinds, clock = iter(blocks), iter(range(8))
+    runner = SimpleNamespace(step=lambda *_: next(taken), kind_seconds=lambda _: {"forward block": next(kinds)})
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    monkeypatch.setattr(steps, "StepRunner", lambda *_: runner)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    (found,) = measure_steps(0, CPU, [TABLE], 2.5, ())
+    assert found == {"step": pytest.approx(6.0), "forward block": pytest.approx(5.5 / 3)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ from fourfold.calibrate.budget import Shares
 from fourfold.calibrate.device import GPU
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, PASSES, DeviceMemory, Sample
 from fourfold.calibrate.fit import PHASES
+from fourfold.calibrate.kernels import ONE_LIBRARY
 from fourfold.calibrate.steps import table_spec
 from fourfold.config import parse_run
 from fourfold.cost.phase import phase_cost
@@ -42,7 +43,7 @@ class _Rank:
         answers: dict[str, Callable[[], Any]] = {
             "measure_context": lambda: 600_000_000,
             "measure_peaks": lambda: {"bf16": 600e12, "fp8": 1400e12},
-            "choose_library": lambda: (),
+            "choose_library": lambda: ONE_LIBRARY,
             "measure_load": lambda: [690e12, 700e12, 640e12, 630e12],
             "measure_matmuls": lambda: [each for each in samples if each.family == MATMULS],
             "measure_low_matmuls": lambda: [Sample(LOW_MATMULS, Work((Gemm(8192, 8192, 8192),)), 1.5e-3)],

@@ -7,8 +7,9 @@ import pytest
 from fourfold.calibrate import machine
 from fourfold.calibrate.budget import TimeAccount
 from fourfold.calibrate.fit import PHASES
+from fourfold.calibrate.kernels import Libraries
 from fourfold.calibrate.machine import measure_machine
-from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables
+from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables, together_of
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Level
@@ -53,8 +54,8 @@ class _Group:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def run(self, function: object, **options: object) -> list[tuple[str, ...]]:
-        return [()]
+    def run(self, function: object, **options: object) -> list[Libraries]:
+        return [Libraries(("forward",), {"plain": 0.9, "accumulated": 1.0})]
 
 
 def _constants(ranks: int) -> Any:
@@ -92,7 +93,8 @@ def _measured(
         once = {"update embedding": 1, "update head": 1}
         total = sum(value * {**often, **once}.get(name, m) for name, value in seconds.items())
         steps.append({"step": total + FRAME, **seconds})
-    together = [[1.0]] * min(2, group.size) + [[1 / 0.6], [1 / SHARE]] * (group.size == 4)
+    own = steps[0]["step"]
+    together = [[own]] * min(2, group.size) + [[own / 0.6], [own / SHARE]] * (group.size == 4)
     kernels = {name: table["kernels"][name] for name in ("gemms", "attention")} if alone else None
     layouts = [1.0] * len(LAYOUTS) if group.size > 1 else []
     return Measurements(kernels, steps if alone else [], together, table["links"], layouts)
@@ -110,6 +112,7 @@ def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(mo
     assert sorted(found.fits) == [1, 2]
     assert all(error < 1e-3 for error in found.fits.values())
     free, crowded = (found.calibration[f"ranks_{ranks}"] for ranks in (2, 4))
+    assert all(each["kernels"]["gemms"]["torch_speeds"]["plain"] == 0.9 for each in (free, crowded))
     assert free["kernels"]["memory_bytes_per_second"] == pytest.approx(1e9, rel=0.02)
     assert free["kernels"]["update_seconds"] == pytest.approx(1e-5, rel=0.2)
     assert free["software"]["step_seconds"] == pytest.approx(FRAME, rel=0.1)
@@ -123,6 +126,26 @@ def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(mo
     rate = free["kernels"]["gemms"]["plain"][0][0][0]
     assert crowded["kernels"]["gemms"]["plain"][0][0][0] == pytest.approx(SHARE * rate, rel=1e-3)
     assert crowded["software"]["step_seconds"] == pytest.approx(free["software"]["step_seconds"] / SHARE, rel=1e-3)
+
+
+def test_ranks_that_wait_for_the_last_of_them_are_slower_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "Ranks", _Group)
+
+    def late(*arguments: Any) -> Measurements:
+        measured = _measured(*arguments)
+        own = [each["step"] for each in together_of(measured.steps)]
+        together = [own, [1.1 * each for each in own]][: len(measured.together)]
+        return Measurements(measured.kernels, measured.steps, together, measured.links, measured.layouts)
+
+    monkeypatch.setattr(machine, "measure_round", late)
+    found = measure_machine(
+        [1, 2], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", TimeAccount(2.0, [1, 2]), lambda text: None
+    )
+    alone, beside = (found.calibration[f"ranks_{ranks}"]["kernels"] for ranks in (1, 2))
+    assert alone["memory_bytes_per_second"] == pytest.approx(1e9, rel=0.02)
+    assert beside["memory_bytes_per_second"] == pytest.approx(1e9 / 1.1, rel=0.02)
+    rates = [each["gemms"]["plain"][0][0][0] for each in (alone, beside)]
+    assert rates[1] == pytest.approx(rates[0] / 1.1, rel=0.02)
 
 
 def test_ranks_that_take_turns_are_never_faster_together_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

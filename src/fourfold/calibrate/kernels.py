@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from fourfold.calibrate.clock import Meter, numbers
+from fourfold.calibrate.clock import Meter, numbers, seconds_of
 from fourfold.calibrate.steps import table_spec
 from fourfold.kernels.matmul.libraries import (
+    LibrarySeconds,
     by_onednn,
     faster_by_onednn,
     measure,
@@ -21,6 +22,7 @@ from fourfold.kernels.matmul.libraries import (
 from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
 from fourfold.model.torch_attention import attend, attend_backward
+from fourfold.model.torch_onednn import FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.work import Attention, Gemm
 from fourfold.program import lower_pipeline
@@ -33,14 +35,41 @@ POOL_BYTES = 96 * 2**20
 """Weights are taken from all over as much memory, so that they are no more in a cache than those of a model are."""
 
 
-def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of matmuls that oneDNN computes, by those of a step of the run table, which each rank has for itself: the same on
-    all ranks, by the slowest rank's time (`kernels.matmul`)."""
+class Libraries(NamedTuple):
+    """`by_onednn`: the kinds of matmuls that oneDNN computes, being faster. `torch_speeds`: how fast PyTorch's own library
+    is beside what is so chosen, for products and input gradients (`plain`) and for weight gradients (`accumulated`)."""
+
+    by_onednn: tuple[str, ...]
+    torch_speeds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, chosen: tuple[str, ...], seconds: Mapping[str, LibrarySeconds]) -> "Libraries":
+        """`seconds`: of a step's matmuls by each library, by the clock."""
+
+        def speed(*kinds: str) -> float:
+            taken = sum(seconds[kind].onednn if kind in chosen else seconds[kind].torch for kind in kinds)
+            return taken / sum(seconds[kind].torch for kind in kinds)
+
+        return cls(chosen, {"plain": speed(FORWARD, INPUT_GRADIENT), "accumulated": speed(WEIGHT_GRADIENT)})
+
+
+ONE_LIBRARY = Libraries((), {"plain": 1.0, "accumulated": 1.0})
+"""PyTorch's own computes all."""
+
+
+def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) -> Libraries:
+    """By the matmuls of a step of the run table, which each rank has for itself: the same on all ranks, by the slowest rank's time
+    (`kernels.matmul`). They are chosen by seconds of the processor, as a run does; speeds are by the clock, since threads of a
+    library that wait for one another take a processor's time as well."""
     spec = table_spec(table, 1, device.type)
     if device.type != "cpu" or spec.compute != "fp32" or problem_of_onednn() is not None:
-        return ()
-    seconds = measure(step_matmuls(lower_pipeline(spec)[0]), processor_clock)
-    return faster_by_onednn(of_slowest(seconds, partial(most_of_ranks, device=device)))
+        return ONE_LIBRARY
+    matmuls, slowest = (
+        step_matmuls(lower_pipeline(spec)[0]),
+        partial(of_slowest, most=partial(most_of_ranks, device=device)),
+    )
+    chosen = faster_by_onednn(slowest(measure(matmuls, processor_clock)))
+    return Libraries.of(chosen, slowest(measure(matmuls, seconds_of))) if chosen else ONE_LIBRARY
 
 
 def library_text(by_library: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from fourfold.calibrate.budget import TimeAccount
 from fourfold.calibrate.fit import fit_segments
-from fourfold.calibrate.kernels import choose_library, library_text
+from fourfold.calibrate.kernels import Libraries, choose_library, library_text
 from fourfold.calibrate.ranks import Ranks, answer
 from fourfold.calibrate.rounds import (
     Measurements,
@@ -22,6 +22,7 @@ from fourfold.calibrate.rounds import (
     measure_round,
     merged,
     step_tables,
+    together_of,
 )
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import ContentionProfile, calibrated_prices, constants_of
@@ -106,7 +107,7 @@ def measure_machine(
     base = max((n for n in counts if threads_of(n) == 1 and n <= cores), default=0)
     rounds: dict[int, list[Measurements]] = {ranks: [] for ranks in counts}
     quick: dict[int, bool] = {}
-    by_library: dict[int, tuple[str, ...]] = {}
+    libraries: dict[int, Libraries] = {}
     with ExitStack() as open_groups:
         groups = {ranks: open_groups.enter_context(Ranks(ranks, threads_of(ranks), device)) for ranks in counts}
         for group in groups.values():
@@ -116,9 +117,9 @@ def measure_machine(
             report(f"{job.ranks} rank{'s' if job.ranks > 1 else ''} at once{which}, some {account.left():.0f} s left")
             alone = not base or job.ranks <= base
             group = groups[job.ranks]
-            if job.ranks not in by_library:
-                by_library[job.ranks] = group.run(choose_library, table=step_tables(dtype, job.budget.quick)[-1])[0]
-            chosen = by_library[job.ranks]
+            if job.ranks not in libraries:
+                libraries[job.ranks] = group.run(choose_library, table=step_tables(dtype, job.budget.quick)[-1])[0]
+            chosen = libraries[job.ranks].by_onednn
             rounds[job.ranks].append(measure_round(group, dtype, device, job.budget, alone, chosen))
             quick[job.ranks] = job.budget.quick
     calibration: dict[str, Any] = {"cores": cores}
@@ -146,9 +147,11 @@ def measure_machine(
             )
             table["kernels"] = _slowed(free["kernels"], share)
             table["software"]["step_seconds"] = free["software"]["step_seconds"] / share
+        table["kernels"]["gemms"]["torch_speeds"] = dict(libraries[ranks].torch_speeds)
         if ranks > 1 and device == "cpu":
             table["software"]["delay_seconds"] = _delay(measured.layouts, table, ranks, dtype, cores)
         calibration[f"ranks_{ranks}"] = table
+    by_library = {ranks: found.by_onednn for ranks, found in libraries.items()}
     return Findings(calibration, fits, max(drift(each) for each in rounds.values()), by_library)
 
 
@@ -167,7 +170,16 @@ def _described(
     fit = fit_segments(specs, measured.steps, _read(unknown, ranks))
     kernels = _slowed(measured.kernels, 1 / fit.gemm_share)
     kernels |= {name: getattr(fit, name) for name in (*PER_SECOND, *SECONDS)}
-    return kernels, fit.step_seconds, fit.error
+    return _slowed(kernels, 1 / _until_the_last(measured)), fit.step_seconds, fit.error
+
+
+def _until_the_last(measured: Measurements) -> float:
+    """How many times as long as a rank's own step it takes until the last of all ranks that begin one together has made it: ranks
+    of a run wait for one another, and each is at times the slowest."""
+    if not measured.together:
+        return 1.0
+    own = [each["step"] for each in together_of(measured.steps)]
+    return max(1.0, median(last / step for last, step in zip(measured.together[-1], own, strict=True)))
 
 
 def _slowed(constants: Mapping[str, Any], share: float) -> Table:

@@ -198,7 +198,7 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
             shares.skip("fp8 matmuls")
         peak = peaks[dtype]
         tables = shapes_of(kind).fitted_tables(dtype)
-        by_library: tuple[str, ...] = run(choose_library, table=tables[-1])
+        by_library: tuple[str, ...] = run(choose_library, table=tables[-1]).by_onednn
         rates: list[float] = run(measure_load, dtype=dtype, peak=peak, seconds=shares.next("sustained load"))
         window = shares.next("matmuls")
         samples: list[Sample] = run(measure_matmuls, dtype=dtype, peak=peak, seconds=window, by_library=by_library)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -140,6 +140,14 @@ def step_tables(dtype: str, quick: bool) -> list[Table]:
     ]
 
 
+T = TypeVar("T")
+
+
+def together_of(steps: Sequence[T]) -> Sequence[T]:
+    """What is measured of steps, one a run table, cut to the tables whose steps ranks begin together."""
+    return steps[:: len(BATCHES)]
+
+
 def layout_tables(dtype: str, ranks: int) -> list[Table]:
     """Run tables of `LAYOUTS`, for so many ranks."""
     rest = {"dp_shard": ranks // 2, "zero": 0, "microbatch_sequences": 2}
@@ -170,12 +178,12 @@ def measure_round(
         steps = _middle(run(measure_steps, tables=tables, window=budget.steps))
     together, links, layouts = [], {}, []
     if several:
-        turns = run(measure_together, tables=tables[:: len(BATCHES)], window=budget.steps)
+        turns = run(measure_together, tables=together_of(tables), window=budget.steps)
         together = slowest(turns)
         sizes = SIZES[1:4] if budget.quick else SIZES
         links = _middle(group.run(measure_links, ranks=group.size, window=budget.link, sizes=sizes))
     if several and device == "cpu":
-        answers = run(measure_layouts, tables=layout_tables(dtype, group.size), ranks=group.size, steps=3)
+        answers = run(measure_layouts, tables=layout_tables(dtype, group.size), ranks=group.size, steps=5)
         layouts = _middle(answers)
     return Measurements(kernels, steps, together, links, layouts)
 

@@ -3,8 +3,8 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from statistics import median
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ def _batch(rows: int, length: int, vocabulary: int) -> Batch:
 def measure_layouts(
     rank: int, device: torch.device, tables: list[dict[str, Any]], ranks: int, steps: int, by_library: tuple[str, ...]
 ) -> list[float]:
-    """Least seconds of steps that all ranks make together."""
+    """Median seconds of steps that all ranks make together."""
     answers = []
     for table in tables:
         runner = StepRunner(table, ranks, rank, device, by_library=by_library)
@@ -134,7 +134,7 @@ def measure_layouts(
         for _ in range(steps):
             dist.barrier()
             seconds.append(runner.step())
-        answers.append(min(seconds))
+        answers.append(median(seconds))
     return answers
 
 
@@ -147,7 +147,7 @@ def measure_steps(
     alone: bool = False,
     most: float = math.inf,
 ) -> list[dict[str, Any]]:
-    """Median seconds of a step and of each kind of instruction, for each run table on one rank of its own. All ranks run it at the
+    """Typical seconds of a step and of each kind of instruction, for each run table on one rank of its own. All ranks run it at the
     same time, each for itself. `alone`: by the device's own time. `most`: seconds of all together, the choices among kernels
     counted; tables for which too little of it is left, as long as the one before took, have no answer. The first always has."""
     answers: list[dict[str, Any]] = []
@@ -162,16 +162,27 @@ def measure_steps(
         runner.step()
         dist.barrier()
         clock = StepClock(device, now)
-        steps: list[float] = []
-        kinds: dict[str, list[float]] = defaultdict(list)
+        steps: list[tuple[float, dict[str, list[float]]]] = []
         begun = time.perf_counter()
         while len(steps) < 2 or time.perf_counter() - begun < window:
-            steps.append(runner.step(clock))
-            for name, seconds in runner.kind_seconds(clock).items():
-                kinds[name] += seconds
-        answers.append({"step": median(steps), **{name: median(seconds) for name, seconds in kinds.items()}})
+            seconds = runner.step(clock)
+            steps.append((seconds, runner.kind_seconds(clock)))
+        answers.append(_typical(steps))
     dist.barrier()
     return answers
+
+
+def _typical(steps: Sequence[tuple[float, Mapping[str, Sequence[float]]]]) -> dict[str, float]:
+    """Means over the middle half of steps, ordered by their seconds: kinds of instructions then add up to the step. Medians of each
+    kind, whose times are skewed, add up to less."""
+    ordered = sorted(steps, key=lambda step: step[0])
+    cut = (len(ordered) + 1) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    kinds: dict[str, list[float]] = defaultdict(list)
+    for _, seconds_of in middle:
+        for name, seconds in seconds_of.items():
+            kinds[name] += seconds
+    return {"step": mean(seconds for seconds, _ in middle), **{name: mean(seconds) for name, seconds in kinds.items()}}
 
 
 def measure_together(

@@ -87,7 +87,8 @@ class ContentionProfile:
 
     `memory_*` is of memory-bound kernels within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
     collective inside a segment takes beyond its time on idle cores. `relative_speeds[i]`: how fast a rank of these computes while
-    i + 1 of them do, beside its pace when all do.
+    i + 1 of them do, beside its pace when all do. `torch_speeds`: how fast PyTorch's own library multiplies beside the rates here,
+    which are of the faster one: plainly, and adding to a gradient.
     """
 
     ranks: int
@@ -105,6 +106,7 @@ class ContentionProfile:
     delay_seconds: float
     relative_speeds: tuple[float, ...]
     links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
+    torch_speeds: tuple[float, float] = (1.0, 1.0)
 
     def gemm(self, item: Gemm) -> float:
         rows, inner = item.rows, item.inner
@@ -223,7 +225,15 @@ def _profile(reader: _Reader, ranks: int) -> ContentionProfile:
         delay_seconds=software.number("delay_seconds", 0.0) if "delay_seconds" in software.table else 0.0,
         relative_speeds=_relative_speeds(software, ranks),
         links=_links(reader) if ranks > 1 else {},
+        torch_speeds=_torch_speeds(gemms),
     )
+
+
+def _torch_speeds(gemms: _Reader) -> tuple[float, float]:
+    if "torch_speeds" not in gemms.table:
+        return 1.0, 1.0
+    speeds = gemms.part("torch_speeds")
+    return speeds.number("plain"), speeds.number("accumulated")
 
 
 def _relative_speeds(software: _Reader, ranks: int) -> tuple[float, ...]:
@@ -249,25 +259,30 @@ def _links(reader: _Reader) -> dict[tuple[int, str], Duration]:
 
 
 @dataclass(frozen=True)
-class FittedSpeeds:
-    """Speeds of kernels and links that runs were fitted to, beside those that were measured of each alone."""
+class Speeds:
+    """Speeds of kernels and links of a run, beside those that were measured of each alone. `gemm`: of every matmul; `by_library`:
+    of those that do not add to a gradient and of those that do, where the run takes another library than was measured."""
 
     gemm: float = 1.0
+    by_library: tuple[float, float] = (1.0, 1.0)
     attention: float = 1.0
     link: float = 1.0
 
     @classmethod
-    def of(cls, software: SoftwareProfile, shipped: SoftwareProfile) -> "FittedSpeeds":
-        """Ratios of a profile's speeds to those of the one that ships."""
+    def of(
+        cls, software: SoftwareProfile, shipped: SoftwareProfile, by_library: tuple[float, float] = (1.0, 1.0)
+    ) -> "Speeds":
+        """Ratios of a profile's speeds, to which runs were fitted, to those of the one that ships."""
         return cls(
             gemm=software.gemm_speed / shipped.gemm_speed,
+            by_library=by_library,
             attention=software.attention_speed / shipped.attention_speed,
             link=software.link_speed / shipped.link_speed,
         )
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
         if isinstance(item, Gemm):
-            return self.gemm
+            return self.gemm * self.by_library[item.accumulates]
         return self.attention if isinstance(item, Attention) else 1.0
 
 
@@ -276,7 +291,7 @@ class CalibratedPrices(Prices):
     """Prices of a cluster's `[calibration]` for as many ranks as the layout has."""
 
     calibration: Calibration | None = None
-    speeds: FittedSpeeds = FittedSpeeds()
+    speeds: Speeds = Speeds()
 
     @cached_property
     def contention_profile(self) -> ContentionProfile:
@@ -320,10 +335,16 @@ class CalibratedPrices(Prices):
 
 
 def calibrated_prices(
-    cluster: Cluster, layout: Layout, dtype: str, software: SoftwareProfile | None = None
+    cluster: Cluster,
+    layout: Layout,
+    dtype: str,
+    software: SoftwareProfile | None = None,
+    *,
+    by_torch: bool = False,
 ) -> CalibratedPrices | None:
     """The prices of a machine that was measured; None where the cluster's file has no `[calibration]`. `software`: fourfold's
-    own, whose departures from what ships were fitted to runs; None: as it ships."""
+    own, whose departures from what ships were fitted to runs; None: as it ships. `by_torch`: whether PyTorch's own library
+    multiplies, not the faster one."""
     calibration = constants_of(cluster)
     if calibration is None:
         return None
@@ -348,7 +369,7 @@ def calibrated_prices(
         gemm_dtype=dtype,
         element_bytes=DTYPE_BYTES[dtype],
         calibration=calibration,
-        speeds=FittedSpeeds.of(adjusted, shipped),
+        speeds=Speeds.of(adjusted, shipped, profile.torch_speeds if by_torch else (1.0, 1.0)),
     )
 
 

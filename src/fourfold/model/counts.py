@@ -20,6 +20,10 @@ def num_active_parameters(model: ModelConfig) -> int:
     return sum(u.numel * model.top_k // model.num_experts if u.domain == "expert" else u.numel for u in units)
 
 
+WORTHWHILE_FLOPS = 5e12
+"""FLOPs of a rank's matmuls in a run on a processor, some minute of a core, from which on it compares libraries for them."""
+
+
 def step_flops_per_token(
     model: ModelConfig, sequence_length: int, convention: str = "causal", recompute: str = "none"
 ) -> float:

@@ -35,6 +35,8 @@ DEFAULTS = LayoutSection()
 ONE_SHARD = DEFAULTS.model_copy(update={"dp_shard": 1})
 LIKELY, SAFE = 0.25, 0.05
 """Probability of running out of memory up to which a layout is likely to fit, and to which it is safe."""
+MANY_STEPS = 1_000_000
+"""A planned run is so long that all that is chosen at its start is worth the choice."""
 NEAR = 0.07
 """How far a batch stated in tokens may be moved to a rounder number of sequences."""
 
@@ -280,7 +282,7 @@ def _run(
     document_tokens: int | None = None,
 ) -> RunConfig:
     table = {
-        "batch": {"global_sequences": global_sequences, "sequence_length": sequence_length, "steps": 1},
+        "batch": {"global_sequences": global_sequences, "sequence_length": sequence_length, "steps": MANY_STEPS},
         "data": {"document_mask": document_mask} | ({"document_tokens": document_tokens} if document_tokens else {}),
     }
     return parse_run(table, source="plan").model_copy(update={"layout": layout, "precision": precision})

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from fourfold.config import RunConfig, UserError, did_you_mean
+from fourfold.config import RunConfig, UserError, did_you_mean, num_steps
 from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
 from fourfold.config.schema import ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
 from fourfold.cost.calibration import calibrated_prices, constants_of
@@ -14,6 +14,7 @@ from fourfold.cost.prices import Prices, share_left
 from fourfold.cost.software import OWN_SOFTWARE, SoftwareProfile
 from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
 from fourfold.layout import Layout
+from fourfold.model.counts import WORTHWHILE_FLOPS, step_flops_per_token
 from fourfold.program.spec import StepSpec, Transport
 
 PEAK_FORMATS: dict[GemmDtype, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
@@ -117,13 +118,29 @@ def profile_prices(
             f"cluster.{key}={word}: fourfold's own program says what runs; allowed with its own software: attention=flash; "
             "what works: leave it out, or name the software that ran: cluster.software=megatron"
         )
-    measured = calibrated_prices(cluster, spec.layout, compute, profile) if software.is_own else None
+    measured = None
+    if software.is_own and cluster.calibration:
+        by_torch = multiplies_by_torch(config, spec)
+        measured = calibrated_prices(cluster, spec.layout, compute, profile, by_torch=by_torch)
     _check_own_gemms(spec, cluster.device, software, overrides)
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
         measured = replace(measured, software=overrides.applied_to(measured.software))
     prices = measured or fitted_prices(fitted(), cluster, spec, software, compute, software.gemm_dtype or compute)
     return replace(prices, masked_share=document_share(config), recipe=recipe.name if recipe is not None else None)
+
+
+def multiplies_by_torch(config: RunConfig, spec: StepSpec) -> bool:
+    """Whether PyTorch's own library multiplies in such a run on a processor: the run names it, or is too short to compare it with
+    oneDNN (`kernels.matmul`), of which the FLOPs of the model tell. One that does not say how long it is counts as long."""
+    if config.run.matmul_backend != "auto":
+        return config.run.matmul_backend == "torch"
+    if config.batch.steps is config.batch.tokens is None:
+        return False
+    layout = spec.layout
+    tokens = layout.num_microbatches * layout.microbatch_sequences * layout.sequence_length
+    flops = tokens * step_flops_per_token(spec.model, layout.sequence_length) / (layout.tp * layout.cp * layout.pp)
+    return flops * num_steps(config) < WORTHWHILE_FLOPS
 
 
 def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:

@@ -39,10 +39,9 @@ from fourfold.kernels.matmul.libraries import (
     step_matmuls,
     total_flops,
 )
+from fourfold.model.counts import WORTHWHILE_FLOPS
 from fourfold.model.torch_onednn import MATMULS
 
-WORTHWHILE_FLOPS = 5e12
-"""FLOPs of a rank's matmuls in a run, some minute of a core, from which on libraries are compared."""
 NONE = "none"
 """In a checkpoint: oneDNN computed nothing."""
 
