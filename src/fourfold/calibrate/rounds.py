@@ -144,7 +144,7 @@ T = TypeVar("T")
 
 
 def together_of(steps: Sequence[T]) -> Sequence[T]:
-    """What is measured of steps, one a run table, cut to the tables whose steps ranks begin together."""
+    """The entries of a list, one a run table, whose steps ranks also begin together."""
     return steps[:: len(BATCHES)]
 
 
