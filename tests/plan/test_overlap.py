@@ -12,6 +12,7 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.moves.overlap import overlapped
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
+from fourfold.plan.search import search
 
 LAYOUT = Candidate(
     pp=1, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=16, zero=3, cp=1, cp_method="ring", tp=1, ep=16, etp=1,
@@ -73,3 +74,24 @@ def test_not_for_other_software() -> None:
     other = replace(request, template=replace(request.template, software=SoftwareProfile(name="other")))
     pricer = Pricer(other)
     assert overlapped(pricer, [best_of(pricer)]) == []
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"ep": 16},
+        {"ep": 16, "tp": 1, "zero": 3},
+        *(pytest.param(more, marks=pytest.mark.rest) for more in ({}, {"ep": 8, "pp": 2})),
+    ],
+    ids=str,
+)
+def test_a_free_search_finds_what_is_found_where_it_is_asked_for(fixed: dict[str, int]) -> None:
+    """Though layouts that are the best without it may have one microbatch, behind which nothing runs."""
+    request = asked().fixing(fixed)
+    free = search(request, keep=8).best
+    for stated in (True, False):
+        held = search(replace(request, overlap_experts=stated), keep=8).best
+        assert {each.candidate.overlap_experts for each in held} == {stated}
+        assert free[0].seconds <= held[0].seconds * (1 + 1e-3)
+        found = [each.seconds for each in free if each.candidate.overlap_experts == stated]
+        assert not found or held[0].seconds <= min(found) * (1 + 1e-3)

@@ -30,6 +30,8 @@ class BudgetShares:
     """The queue of layouts: while nothing was found to fit, once something was, once the best is known."""
     climb: float = 0.5
     """All climbs from the best."""
+    overlap: float = 0.03
+    """Layouts with all-to-alls of experts behind another microbatch."""
     settling: float = 0.05
     """Layouts that others of the same degrees stood for."""
     less_memory: float = 0.05

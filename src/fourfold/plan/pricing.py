@@ -10,8 +10,8 @@ from fourfold.config import UserError
 from fourfold.layout import resolve_layout
 from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.bound import Bounder, Bounds
-from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, ROW, SHAPE, SIMULATION, TIMELINE, SearchBudget
-from fourfold.plan.candidate import Candidate
+from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, ROW, SHAPE, SHARPER, SIMULATION, TIMELINE, SearchBudget
+from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.outlook import NEAR_LIMIT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
@@ -21,8 +21,8 @@ from fourfold.simulate.prediction import StepPrediction, predict_memory, predict
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.summary import StepSummary
 
-OVERLAPPED = 0.85
-"""Share of a step that is left at least where all-to-alls of experts run behind another microbatch: bounds do not know of it."""
+OVERLAPPED = 0.9
+"""How much less than by its passes alone a step may take whose all-to-alls of experts run behind another microbatch."""
 KEPT = 200_000
 """Instructions of programs that are kept for others of their kind."""
 
@@ -80,6 +80,9 @@ class Pricer:
         self.request = request
         self.budget = budget or SearchBudget(float("inf"))
         self.blocks = BlockPricer(request)
+        software = replace(request.software, overlap_experts=True)
+        self._overlapping = BlockPricer(replace(request, template=replace(request.template, software=software)))
+        self._overlapped: dict[BlockShape, float] = {}
         self.outlook = Outlook(request)
         self._best: list[tuple[float, Candidate, StepPrediction]] = []
         self._figures: dict[Candidate, tuple[float, tuple[int, ...]] | str] = {}
@@ -227,7 +230,7 @@ class Pricer:
         fields = ("pp", "schedule", "virtual_stages", "dp_shard", "dp_replicate", "zero")
         table = self._bounds[key]
         rows = table.where({name: getattr(candidate, name) for name in fields}) if table is not None else None
-        left = OVERLAPPED if candidate.overlap_experts else 1.0
+        left = self.overlapped_share(candidate)
         if not rows:
             return left * self.timeline(candidate, 0.0), 0.0, False
         parts = rows.parts(0)
@@ -249,6 +252,21 @@ class Pricer:
             free = replace(request, constraints=kept, offload_optimizer=states_away or request.offload_optimizer)
             self._bounders[key] = Bounder(free, blocks=self.blocks, mixes=mixes)
         return self._bounders[key]
+
+    def overlapped_share(self, candidate: Candidate) -> float:
+        """Share of the time of passes in one piece, which bounds and timelines are of, that is left at least; 1 where nothing runs
+        behind another microbatch."""
+        shape = candidate.shape
+        if not candidate.overlap_experts:
+            return 1.0
+        if shape not in self._overlapped:
+            alone, beside = (each.price(shape) for each in (self.blocks, self._overlapping))
+            share = (beside.forward_seconds + beside.backward_seconds) / (
+                alone.forward_seconds + alone.backward_seconds
+            )
+            self._overlapped[shape] = OVERLAPPED * share
+            self.budget.spend(SHARPER)
+        return self._overlapped[shape]
 
     @property
     def drawn(self) -> int:

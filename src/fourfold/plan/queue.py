@@ -31,7 +31,7 @@ from fourfold.plan.bounding import Counts, Pool, Progress
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.moves.activations import mixed
 from fourfold.plan.outlook import WORTH
-from fourfold.plan.pricing import OVERLAPPED, Priced, Pricer
+from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 
 ADDED, MOST_ADDED = 0.75, 0.05
@@ -42,6 +42,8 @@ ALIKE, MIXED_ALIKE = 2, 1
 DOUBT = 0.02
 """The share that is added to the score of a layout that lacks as much as a device may hold, until it is simulated: copies have to
 wait, too."""
+FIRST_LEFT = 0.6
+"""Share of a bound that is taken to be left where all-to-alls of experts overlap, until it is known of the layout's shape."""
 UNSURE = 1.02
 """How many times the best score a layout's may seem to be that is still looked at, because it only seems so."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, HELD, SIMULATED = range(7)
@@ -129,9 +131,10 @@ class LayoutQueue:
         self._first_order: Outermost = (request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS))[0]
         scores, self._memory, self._origin = pool.columns()
         self._order = np.lexsort((self._memory, scores))
-        self._bounded = OVERLAPPED if request.overlap_experts else 1.0  # bounds are of passes in one piece
+        if request.overlap_experts:
+            scores = scores * FIRST_LEFT
         self._queue = [
-            Entry(float(scores[index]), BOUND, place, "", self._bounded * float(scores[index]))
+            Entry(float(scores[index]), BOUND, place, "", float(scores[index]))
             for place, index in enumerate(self._order)
         ]
         self._queue += [
@@ -209,6 +212,7 @@ class LayoutQueue:
     def _ranked(self, entry: Entry) -> Ranked:
         where = self._where(entry)
         candidate = replace(self._pool.candidate(where), outermost=entry.outermost or self._first_order)
+        candidate = replace(candidate, overlap_experts=bool(self._pricer.request.overlap_experts))
         lacking = self._pool.lacking_bytes(where)
         weight = self._pricer.outlook.weight(candidate) * (WORTH if lacking else 1.0)
         return Ranked(
@@ -218,6 +222,8 @@ class LayoutQueue:
     def _sharpen(self, entry: Entry, few: bool) -> None:
         """Puts a layout back with a sharper score, or drops it. `few`: passes it over where others have the same degrees."""
         ranked = self._ranked(entry)
+        if ranked.candidate.overlap_experts and not self._pricer.request.can_overlap(ranked.candidate):
+            return
         if few and self._alike[ranked.degrees] >= (MIXED_ALIKE if ranked.is_mixed else ALIKE):
             self._passed_over.append(entry)
             return
@@ -232,15 +238,15 @@ class LayoutQueue:
         """The layout with a sharper score, in each order of its axes; none where it holds too much. Raises `UserError` where it
         cannot be."""
         pricer, (candidate, parts, _, weight, lacking) = self._pricer, ranked
-        doubt = 1 + DOUBT * lacking / pricer.request.memory_bytes
+        doubt, left = 1 + DOUBT * lacking / pricer.request.memory_bytes, pricer.overlapped_share(candidate)
         if entry.level == BOUND:
             orders = (candidate.outermost, *other_orders(pricer.request, candidate))
             computes = [(pricer.like(replace(candidate, outermost=order), parts.compute), order) for order in orders]
-            scores = [(doubt * weight * parts.around(compute), order) for compute, order in computes]
+            scores = [(doubt * weight * left * parts.around(compute), order) for compute, order in computes]
             return [entry._replace(score=score, level=LIKE, outermost=order) for score, order in scores]
-        exact = parts.around(pricer.timeline(candidate, parts.compute))
+        exact = left * parts.around(pricer.timeline(candidate, parts.compute))
         if entry.level == LIKE:
-            return [entry._replace(score=doubt * weight * exact, level=TIMELINE, bound=self._bounded * weight * exact)]
+            return [entry._replace(score=doubt * weight * exact, level=TIMELINE, bound=weight * exact)]
         corrections, kind = self._corrections, ranked.kind
         if entry.level < CORRECTED and kind in corrections:
             return [entry._replace(score=weight * exact * corrections[kind], level=CORRECTED)]

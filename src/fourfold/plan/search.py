@@ -153,8 +153,19 @@ class _Search:
 
 
 def _overlap(on: _Search) -> list[Priced]:
-    """The best layouts with all-to-alls of experts behind another microbatch."""
-    return overlapped(on.pricer, on.best)
+    """Layouts with all-to-alls of experts behind another microbatch: the best with it, and all that look better so than the best.
+    These may be others: the best without it may have one microbatch, or wait for nothing because of how it is split."""
+    found = overlapped(on.pricer, on.best)
+    request = on.request
+    if not request.model.num_experts or request.overlap_experts is not None or not request.software.is_own:
+        return found
+    budget = on.budget.part(SHARES.overlap)
+    pricer, counts = on.pricer.within(replace(request, overlap_experts=True), budget), Counts()
+    queue = LayoutQueue(pricer, on.bounded.pool, counts, {})
+    found += queue.settled(min(each.score for each in [*on.best, *found]), budget.limit)
+    on.counts.simulated += counts.simulated
+    on.counts.mixed += counts.mixed
+    return found
 
 
 def _climb(on: _Search) -> list[Priced]:
