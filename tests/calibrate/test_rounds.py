@@ -9,7 +9,7 @@ from fourfold.calibrate.budget import TimeAccount
 from fourfold.calibrate.fit import PHASES
 from fourfold.calibrate.kernels import Libraries
 from fourfold.calibrate.machine import measure_machine
-from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables, together_of
+from fourfold.calibrate.rounds import LAYOUTS, TOGETHER, Measurements, drift, merged, slowest, step_tables
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Level
@@ -133,7 +133,7 @@ def test_ranks_that_wait_for_the_last_of_them_are_slower_alike(monkeypatch: pyte
 
     def late(*arguments: Any) -> Measurements:
         measured = _measured(*arguments)
-        own = [each["step"] for each in together_of(measured.steps)]
+        own = [each["step"] for each in measured.steps[TOGETHER]]
         together = [own, [1.1 * each for each in own]][: len(measured.together)]
         return Measurements(measured.kernels, measured.steps, together, measured.links, measured.layouts)
 

@@ -37,9 +37,9 @@ class LayoutOverrides:
                 why = f"{request.cluster.device.name} is a processor, whose memory is its host's"
             raise UserError(f"layout.offload_optimizer=true: {why}; allowed: false; what works: leave it out")
         if self.flags.get("overlap_experts"):
-            own, model = request.software.is_own, request.model
-            why = f"software {request.software.name!r} runs no experts behind another microbatch" if not own else ""
-            why = why or ("" if model.num_experts else "this model has no experts, whose all-to-alls could overlap")
+            why = "" if request.model.num_experts else "this model has no experts, whose all-to-alls could overlap"
+            if not request.software.is_own:
+                why = f"software {request.software.name!r} runs no experts behind another microbatch"
             if why:
                 raise UserError(f"layout.overlap_experts=true: {why}; allowed: false; what works: leave it out")
         return replace(

@@ -21,13 +21,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    """Seconds of a call by the clock."""
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
-
-
 def own_time(device: torch.device) -> Callable[[], float]:
     """The clock of a device that is measured by itself: where that is one thread of a processor, the time that it ran, so that what
     else runs there does not count."""

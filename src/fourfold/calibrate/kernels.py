@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fourfold.calibrate.clock import Meter, numbers, seconds_of
+from fourfold.calibrate.clock import Meter, numbers
 from fourfold.calibrate.steps import table_spec
 from fourfold.kernels.matmul.libraries import (
     LibrarySeconds,
@@ -18,6 +18,7 @@ from fourfold.kernels.matmul.libraries import (
     problem_of_onednn,
     processor_clock,
     step_matmuls,
+    wall_clock,
 )
 from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
@@ -58,18 +59,16 @@ ONE_LIBRARY = Libraries((), {"plain": 1.0, "accumulated": 1.0})
 
 
 def choose_library(rank: int, device: torch.device, table: Mapping[str, Any]) -> Libraries:
-    """By the matmuls of a step of the run table, which each rank has for itself: the same on all ranks, by the slowest rank's time
-    (`kernels.matmul`). They are chosen by seconds of the processor, as a run does; speeds are by the clock, since threads of a
-    library that wait for one another take a processor's time as well."""
+    """Libraries of the matmuls of a step of the run table, which each rank has for itself: the same on all ranks, by the slowest
+    rank's time (`kernels.matmul`). They are chosen by seconds of the processor, as a run does; speeds are by the clock, since
+    threads of a library that wait for one another take a processor's time as well."""
     spec = table_spec(table, 1, device.type)
     if device.type != "cpu" or spec.compute != "fp32" or problem_of_onednn() is not None:
         return ONE_LIBRARY
-    matmuls, slowest = (
-        step_matmuls(lower_pipeline(spec)[0]),
-        partial(of_slowest, most=partial(most_of_ranks, device=device)),
-    )
+    matmuls = step_matmuls(lower_pipeline(spec)[0])
+    slowest = partial(of_slowest, most=partial(most_of_ranks, device=device))
     chosen = faster_by_onednn(slowest(measure(matmuls, processor_clock)))
-    return Libraries.of(chosen, slowest(measure(matmuls, seconds_of))) if chosen else ONE_LIBRARY
+    return Libraries.of(chosen, slowest(measure(matmuls, wall_clock))) if chosen else ONE_LIBRARY
 
 
 def library_text(by_library: Sequence[str]) -> str:

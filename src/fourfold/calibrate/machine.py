@@ -15,6 +15,7 @@ from fourfold.calibrate.fit import fit_segments
 from fourfold.calibrate.kernels import Libraries, choose_library, library_text
 from fourfold.calibrate.ranks import Ranks, answer
 from fourfold.calibrate.rounds import (
+    TOGETHER,
     Measurements,
     Table,
     drift,
@@ -22,7 +23,6 @@ from fourfold.calibrate.rounds import (
     measure_round,
     merged,
     step_tables,
-    together_of,
 )
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import ContentionProfile, calibrated_prices, constants_of
@@ -178,7 +178,7 @@ def _until_the_last(measured: Measurements) -> float:
     of a run wait for one another, and each is at times the slowest."""
     if not measured.together:
         return 1.0
-    own = [each["step"] for each in together_of(measured.steps)]
+    own = [each["step"] for each in measured.steps[TOGETHER]]
     return max(1.0, median(last / step for last, step in zip(measured.together[-1], own, strict=True)))
 
 

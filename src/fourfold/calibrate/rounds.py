@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,8 @@ MODELS = (
 )
 BATCHES = ((2, 1, 128), (4, 2, 256))
 """Sequences of a step and of a microbatch, tokens of a sequence."""
+TOGETHER = slice(None, None, len(BATCHES))
+"""Places, among the run tables, of those whose steps ranks also begin together."""
 LAYOUTS = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method": "ring"})
 """Layouts that split layers or sequences in two: they have collectives in segments."""
 
@@ -140,14 +142,6 @@ def step_tables(dtype: str, quick: bool) -> list[Table]:
     ]
 
 
-T = TypeVar("T")
-
-
-def together_of(steps: Sequence[T]) -> Sequence[T]:
-    """The entries of a list, one a run table, whose steps ranks also begin together."""
-    return steps[:: len(BATCHES)]
-
-
 def layout_tables(dtype: str, ranks: int) -> list[Table]:
     """Run tables of `LAYOUTS`, for so many ranks."""
     rest = {"dp_shard": ranks // 2, "zero": 0, "microbatch_sequences": 2}
@@ -178,7 +172,7 @@ def measure_round(
         steps = _middle(run(measure_steps, tables=tables, window=budget.steps))
     together, links, layouts = [], {}, []
     if several:
-        turns = run(measure_together, tables=together_of(tables), window=budget.steps)
+        turns = run(measure_together, tables=tables[TOGETHER], window=budget.steps)
         together = slowest(turns)
         sizes = SIZES[1:4] if budget.quick else SIZES
         links = _middle(group.run(measure_links, ranks=group.size, window=budget.link, sizes=sizes))

@@ -269,9 +269,7 @@ class Speeds:
     link: float = 1.0
 
     @classmethod
-    def of(
-        cls, software: SoftwareProfile, shipped: SoftwareProfile, by_library: tuple[float, float] = (1.0, 1.0)
-    ) -> "Speeds":
+    def of(cls, software: SoftwareProfile, shipped: SoftwareProfile, by_library: tuple[float, float]) -> "Speeds":
         """Ratios of a profile's speeds, to which runs were fitted, to those of the one that ships."""
         return cls(
             gemm=software.gemm_speed / shipped.gemm_speed,

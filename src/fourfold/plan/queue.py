@@ -211,8 +211,13 @@ class LayoutQueue:
 
     def _ranked(self, entry: Entry) -> Ranked:
         where = self._where(entry)
-        candidate = replace(self._pool.candidate(where), outermost=entry.outermost or self._first_order)
-        candidate = replace(candidate, overlap_experts=bool(self._pricer.request.overlap_experts))
+        candidate = replace(
+            self._pool.candidate(where),
+            outermost=entry.outermost or self._first_order,
+            overlap_experts=bool(
+                self._pricer.request.overlap_experts
+            ),  # a pool may be of a request that leaves it open
+        )
         lacking = self._pool.lacking_bytes(where)
         weight = self._pricer.outlook.weight(candidate) * (WORTH if lacking else 1.0)
         return Ranked(

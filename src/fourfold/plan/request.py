@@ -247,9 +247,10 @@ class Request:
         """Whether it has all-to-alls of experts, and another microbatch for them to run behind."""
         return layout.ep > 1 and self.global_sequences > layout.dp * layout.microbatch_sequences
 
-    def may_overlap(self, layout: Candidate) -> bool:
-        """Whether it can, its software runs that, and it is open whether layouts do."""
-        return self.overlap_experts is None and self.software.is_own and self.can_overlap(layout)
+    @property
+    def overlap_is_open(self) -> bool:
+        """Whether the software runs experts behind another microbatch, the model has some, and nobody says whether layouts do."""
+        return self.overlap_experts is None and self.software.is_own and self.model.num_experts > 0
 
     @property
     def flags(self) -> dict[str, str]:

@@ -157,7 +157,7 @@ def _overlap(on: _Search) -> list[Priced]:
     These may be others: the best without it may have one microbatch, or wait for nothing because of how it is split."""
     found = overlapped(on.pricer, on.best)
     request = on.request
-    if not request.model.num_experts or request.overlap_experts is not None or not request.software.is_own:
+    if not request.overlap_is_open:
         return found
     budget = on.budget.part(SHARES.overlap)
     pricer, counts = on.pricer.within(replace(request, overlap_experts=True), budget), Counts()

@@ -135,7 +135,7 @@ def multiplies_by_torch(config: RunConfig, spec: StepSpec) -> bool:
     oneDNN (`kernels.matmul`), of which the FLOPs of the model tell. One that does not say how long it is counts as long."""
     if config.run.matmul_backend != "auto":
         return config.run.matmul_backend == "torch"
-    if config.batch.steps is config.batch.tokens is None:
+    if config.batch.steps is None and config.batch.tokens is None:
         return False
     layout = spec.layout
     tokens = layout.num_microbatches * layout.microbatch_sequences * layout.sequence_length

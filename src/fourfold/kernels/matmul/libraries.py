@@ -138,9 +138,18 @@ def by_onednn(operations: Operations, kinds: tuple[str, ...]) -> Operations:
 
 def processor_clock(call: Callable[[], object]) -> float:
     """Seconds of all of this process's threads: other work on the machine does not count."""
-    begun = time.process_time()
+    return _elapsed(time.process_time, call)
+
+
+def wall_clock(call: Callable[[], object]) -> float:
+    """Seconds until the call returns, whatever else runs on the machine."""
+    return _elapsed(time.perf_counter, call)
+
+
+def _elapsed(now: Callable[[], float], call: Callable[[], object]) -> float:
+    begun = now()
     call()
-    return time.process_time() - begun
+    return now() - begun
 
 
 def _cut(gemms: Counter[Gemm]) -> Counter[Gemm]:

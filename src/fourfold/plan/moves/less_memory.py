@@ -108,8 +108,10 @@ def holding(pricer: Pricer, first: Priced, most: float, others: LowMemory) -> Pr
     other = others.fastest(pricer.within(pricer.request, work), most)
     found = [other, *overlapped(tighter, [other])] if other is not None else []
     if may_mix(pricer.request):
-        layouts = [first.candidate, replace(first.candidate, overlap_experts=True)]
-        for layout in layouts if tighter.request.may_overlap(first.candidate) else layouts[:1]:
+        layouts = [first.candidate]
+        if tighter.request.overlap_is_open and tighter.request.can_overlap(first.candidate):
+            layouts.append(replace(first.candidate, overlap_experts=True))
+        for layout in layouts:
             own = None if work.is_spent else mixed(tighter, layout)
             found += [] if own is None else [own]
     return min(found, key=lambda each: each.score, default=None)

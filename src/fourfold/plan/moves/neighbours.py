@@ -146,7 +146,7 @@ def _states(request: Request, layout: Candidate) -> Changes:
 
 def _overlap(request: Request, layout: Candidate) -> Changes:
     """All-to-alls of experts behind another microbatch, or not."""
-    if request.overlap_experts is None and request.software.is_own:
+    if request.overlap_is_open:
         yield {"overlap_experts": not layout.overlap_experts}
 
 

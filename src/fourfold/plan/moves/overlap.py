@@ -16,7 +16,9 @@ TRIED = 3
 def overlapped(pricer: Pricer, best: Sequence[Priced]) -> list[Priced]:
     """The best layouts with expert parallelism and more than one microbatch, with overlap, that fit and are faster so."""
     request, found = pricer.request, list[Priced]()
-    able = sorted((each for each in best if request.may_overlap(each.candidate)), key=lambda each: each.score)
+    if not request.overlap_is_open:
+        return found
+    able = sorted((each for each in best if request.can_overlap(each.candidate)), key=lambda each: each.score)
     for each in able[:TRIED]:
         priced = pricer.fitting(replace(each.candidate, overlap_experts=True), request.memory_bytes)
         if priced is not None and priced.score < each.score:
