@@ -36,6 +36,21 @@ def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes()
     assert seconds(dispatcher="deepep") < seconds()
 
 
+def test_heads_of_ulysses_are_sent_whatever_dispatches_tokens() -> None:
+    """An all-to-all of heads has one copy of each, which no dispatcher spares; nor does a gather over `etp` follow it."""
+    layout = _experts(cp=4, cp_method="ulysses", dp_shard=4, ep=4, etp=2, tp=2, sequence_parallel=True).layout
+    cluster = load_cluster("dgx-h100:32")
+    options: tuple[dict[str, Any], ...] = (
+        {},
+        {"dispatcher": "deepep"},
+        {"dispatcher": "hybridep"},
+        {"dispatch_first": True},
+    )
+    each = [Prices(cluster, layout, software=replace(SOFTWARE, **some), top_k=4) for some in options]
+    assert len({prices.collective("all_to_all", "cp_ulysses", 10**9) for prices in each}) == 1
+    assert len({prices.network("all_to_all", "cp_ulysses", 10**9) for prices in each}) == 1
+
+
 def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
     """Hiding lasts as long as there is as much computation: a pass takes the longer of the two. Only in schedules that pair
     passes."""

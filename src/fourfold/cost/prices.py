@@ -66,6 +66,11 @@ def share_left(sequence_length: int, document_tokens: float | None, windows: Win
     return min(documents, 1.0 if windows is None else windows.share(sequence_length))
 
 
+def _is_dispatch(kind: str, axes: str) -> bool:
+    """Whether a collective brings tokens to experts, or back; heads of sequences change places by an all-to-all too."""
+    return kind == "all_to_all" and axes == "ep"
+
+
 @dataclass(frozen=True)
 class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
@@ -139,14 +144,14 @@ class Prices:
         key = (kind, axes, size)
         found = self._collectives.get(key)
         if found is None:
-            found = self._dispatch(axes, size) if kind == "all_to_all" else self._group(kind, axes, size)
+            found = self._dispatch(axes, size) if _is_dispatch(kind, axes) else self._group(kind, axes, size)
             self._collectives[key] = found
         return found
 
     def network(self, kind: str, axes: str, size: int) -> float:
         """Seconds of that in which the device's port to the network is full; 0 where the group stays in a node."""
         span = self._span(axes)
-        spared = self._spared(span) if kind == "all_to_all" else (0.0, 0.0)
+        spared = self._spared(span) if _is_dispatch(kind, axes) else (0.0, 0.0)
         return network_seconds(kind, size / self._link_share, span, self.cluster, self._software_links, spared)
 
     def leaves_node(self, axes: str) -> bool:
