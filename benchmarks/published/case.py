@@ -6,7 +6,6 @@ from typing import Literal
 from flops import step_flops
 from fourfold.config import ModelConfig
 from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
-from fourfold.cost.software import Dispatcher
 from fourfold.hardware import Device
 from fourfold.validate import Prediction
 
@@ -145,22 +144,16 @@ class PublishedCase:
     # How it runs
 
     kernels: KernelChoice = NO_CHOICE
-    """The kernels that the row names."""
+    """Words that the row or the makers of its software say."""
     attention_dropout: bool = False
     """Written attention drops scores out, as GPT's kind does."""
     attention_share: float = 1.0
     """Share of causal attention's work that windows and documents leave."""
     overlap: bool | None = None
-    dispatcher: Dispatcher | None = None
-    merged_experts: bool = False
-    fused_experts: bool = False
-    """`fused_experts` of `validate.Software`, where the source or the software's makers say."""
     even_stages: bool = False
     """All pipeline stages have the same number of blocks, embedding and head come on top."""
     eager: bool = False
     """The source says that nothing is compiled."""
-    graphed: bool = False
-    """A step's kernels are started as one graph."""
 
     # What it holds
 

@@ -24,16 +24,7 @@ from masks import attention_share
 from measured import measured_of
 from policies import is_recompute_open
 from profiles import documented
-from remarks import (
-    are_experts_fused,
-    are_experts_merged,
-    check_task,
-    dispatcher_of,
-    is_eager,
-    is_graphed,
-    offloaded_of,
-    runs_transformer_engine,
-)
+from remarks import check_task, is_eager, offloaded_of, runs_transformer_engine
 from row import Row
 from row_files import read_rows
 from software import ON_GPU, Trainer, on_platform, trainer_of, usual_trainer
@@ -90,7 +81,7 @@ def _case(row: Row) -> PublishedCase:
         num_devices=degrees.num_devices,
         network=network_of(hardware, device.key, degrees.num_devices, row.notes, imputed),
         measured=measured,
-        kernels=kernels_of(row, trainer, device.key, imputed),
+        kernels=kernels_of(row, trainer, device.key, precision.low, imputed).completed(makers.kernels),
         attention_dropout=not model.gated or row.model.gated is False,
         moment_bytes=moment_bytes_of(row),
         even_stages=trainer.is_megatron_family,
@@ -100,12 +91,8 @@ def _case(row: Row) -> PublishedCase:
         zero_open=row.layout.zero is None and not row.layout.zero_text and not row.layout.fsdp,
         offloaded=offloaded,
         overlap=makers.overlap,
-        dispatcher=dispatcher_of(row) or makers.dispatcher,
         attention_share=attention_share(row.model, row.notes, row.sequence_length, imputed),
         eager=is_eager(row, trainer, imputed),
-        fused_experts=are_experts_fused(row) or makers.fused_experts,
-        merged_experts=are_experts_merged(row, trainer, precision.low, imputed),
-        graphed=is_graphed(row, device.key, imputed),
         narrow_operands=runs_transformer_engine(row),
         peak_flops=peak,
         from_memory=row.from_memory,

@@ -3,7 +3,7 @@ as flags."""
 
 from dataclasses import dataclass
 
-from fourfold.cost.software import Dispatcher
+from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "megatron": ("internevo", "mindformers", "paddlenlp"),
@@ -50,8 +50,7 @@ class Documented:
     """The flags of a trainer that its makers document; None: nothing is said."""
 
     overlap: bool | None = None
-    dispatcher: Dispatcher | None = None
-    fused_experts: bool = False
+    kernels: KernelChoice = NO_CHOICE
     outermost: str = "pp"
 
 
@@ -64,7 +63,9 @@ def documented(framework: str, version: tuple[int, int]) -> Documented:
     if framework == "megatron-simumax":
         return Documented(overlap=False)
     if framework == "nemo":
-        return Documented(
-            dispatcher="hybridep" if version >= (2026, 0) else "deepep", fused_experts=version >= FUSED_SINCE
+        dispatcher, experts = (
+            "hybridep" if version >= (2026, 0) else "deepep",
+            "fused" if version >= FUSED_SINCE else None,
         )
+        return Documented(kernels=KernelChoice.model_validate({"dispatcher": dispatcher, "experts": experts}))
     return Documented()

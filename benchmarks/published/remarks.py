@@ -5,8 +5,8 @@ import re
 from assertions import asserted, clauses_of, says
 from case import NotACase, Offloaded
 from defaults import ImputedDefaults
+from fourfold.config.kernel_choice import Dispatcher
 from fourfold.cost.kernel_choice import BLACKWELL, HOPPER
-from fourfold.cost.software import Dispatcher
 from row import Row
 from software import Trainer
 

@@ -1,12 +1,12 @@
-"""Kernels of a published row, from its words to ours: what it names; the rest is as its software usually has it."""
+"""Kernels of a published row and what runs beside them, from its words to ours; the rest is as its software usually has it."""
 
 import re
 
-from assertions import asserted
+from assertions import asserted, clauses_of, says
 from defaults import ImputedDefaults
 from fourfold.config.kernel_choice import KernelChoice
 from fourfold.cost.kernel_choice import BLACKWELL, HOPPER
-from remarks import is_eager, is_mlperf
+from remarks import are_experts_fused, are_experts_merged, dispatcher_of, is_eager, is_graphed, is_mlperf
 from row import Row
 from software import Trainer
 
@@ -33,10 +33,23 @@ _OTHERS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def kernels_of(row: Row, trainer: Trainer, device: str, imputed: ImputedDefaults) -> KernelChoice:
+_TENSOR_OVERLAP = (
+    r"\btp[ _-]?comm(unication)?[ _-]?overlap|\basync(hronous)? (tp|tensor)|\btp overlap|tensor[- ]parallel overlap|"
+    r"\boverlap(s|ped|ping)? (of )?(tp|tensor)|userbuffers"
+)
+
+
+def kernels_of(row: Row, trainer: Trainer, device: str, low: str | None, imputed: ImputedDefaults) -> KernelChoice:
     """The words that a row's text gives; None for the others. torch.compile makes one kernel of what lies between two matmuls;
-    eager torch one of each operator."""
-    found = {"attention": attention_of(row, trainer, device, imputed)}
+    eager torch one of each operator. `low`: format of low-precision matmuls."""
+    found: dict[str, str | None] = {
+        "attention": attention_of(row, trainer, device, imputed),
+        "tp_collectives": _tensor_collectives(row),
+        "dispatcher": dispatcher_of(row),
+        "ep_collectives": "overlapped" if are_experts_merged(row, trainer, low, imputed) else None,
+        "experts": "fused" if are_experts_fused(row) else None,
+        "launches": "graph" if is_graphed(row, device, imputed) else None,
+    }
     for key, word, pattern in _OTHERS:
         if key not in found and asserted(row.notes, pattern):
             found[key] = word
@@ -45,6 +58,14 @@ def kernels_of(row: Row, trainer: Trainer, device: str, imputed: ImputedDefaults
     elif asserted(row.notes, r"torch\.compile") and not trainer.is_megatron_family and not trainer.is_xla:
         found = {"norms": "fused", "rotary": "fused", "loss": "fused", **found}
     return KernelChoice.model_validate(found)
+
+
+def _tensor_collectives(row: Row) -> str | None:
+    """Whether collectives of tensor parallelism are said to run beside matmuls, or not to; None: nothing is said."""
+    spoken = [clause for clause in clauses_of(row.notes) if re.search(_TENSOR_OVERLAP, clause)]
+    if not spoken:
+        return None
+    return "overlapped" if any(says(clause, _TENSOR_OVERLAP) for clause in spoken) else "exposed"
 
 
 FUSED_SINKS = (2026, 6)

@@ -67,6 +67,11 @@ def test_every_other_word_changes_what_it_names_and_nothing_else(family: str) ->
         "loss": {"fused_parts", "logits_bytes"},
         "rotary": {"fused_parts"},
         "optimizer": {"update_passes", "update_launches"},
+        "tp_collectives": {"overlap_tensor"},
+        "dispatcher": {"dispatcher"},
+        "ep_collectives": {"merged_experts"},
+        "experts": {"fused_experts"},
+        "launches": {name for name in vars(SoftwareProfile()) if name.startswith("host_")},
     }
     for device, key in product(DEVICES, CHOICES):
         usual = fitted().software(family)
@@ -172,11 +177,36 @@ def test_a_run_states_its_kernels_in_three_places_with_one_meaning(capsys: pytes
     assert usual.step_seconds < by_key.step_seconds == by_option.step_seconds
     assert by_key.to_json(advice=False)["kernels"] == by_option.to_json(advice=False)["kernels"]
     assert usual.to_json(advice=False)["kernels"]["norms"] == "fused"
-    assert "kernels: attention flash-2, norms unfused, loss fused, rotary fused, optimizer foreach" in by_key.lines()
+    shown = (
+        "kernels: attention flash-2, norms unfused, loss fused, rotary fused, optimizer foreach, tp collectives exposed"
+    )
+    assert shown in by_key.lines()
     assert "kernels" not in ff.simulate(PRESET, ["cluster.software=fourfold", FLASH]).to_json(advice=False)
     with pytest.raises(SystemExit, match="0"):
         main(["simulate", PRESET, "--kernels", "attention=recomputed", "--json"])
     assert json.loads(capsys.readouterr().out)["kernels"]["attention"] in WRITTEN
+
+
+def test_collectives_dispatch_and_graphs_are_words_too() -> None:
+    """Each changes the step of a run that has it, in the direction of its name; a run without it stays as it was."""
+    everywhere = {"tp_collectives=overlapped", "launches=graph"}
+    of_experts = {"dispatcher=deepep", "ep_collectives=overlapped"}
+    for run, words in (("preset:mixtral-8x22b-256", everywhere | of_experts), ("preset:llama3-70b", everywhere)):
+        usual = ff.simulate(run).step_seconds
+        for word in everywhere | of_experts:
+            found = ff.simulate(run, kernels=word).step_seconds
+            assert (found < usual) if word in words else (found == usual), (run, word)
+
+
+def test_a_graph_is_stated_by_the_run_or_by_the_word() -> None:
+    """`run.cuda_graphs` holds for other software too; a word wins over it."""
+    plain, by_run, by_word, denied = (
+        ff.simulate(PRESET, [FLASH, *more]).step_seconds
+        for more in (
+            [], ["run.cuda_graphs=true"], ["cluster.launches=graph"], ["run.cuda_graphs=true", "cluster.launches=single"],
+        )
+    )  # fmt: skip
+    assert by_run == by_word < plain == denied
 
 
 def test_unfused_kernels_are_planned_and_bounded() -> None:
@@ -193,7 +223,11 @@ def test_unfused_kernels_are_planned_and_bounded() -> None:
 @pytest.mark.parametrize(
     ("argument", "part"),
     [
-        ("atention=flash-2", "did you mean attention? allowed: attention, norms, softmax, loss, rotary, optimizer"),
+        (
+            "atention=flash-2",
+            "did you mean attention? allowed: attention, norms, softmax, loss, rotary, optimizer, tp_collectives, "
+            "dispatcher, ep_collectives, experts, launches",
+        ),
         ("norms=fast", "allowed: fused, unfused; a value that works: norms=unfused"),
         ("norms", "allowed: fused, unfused; a value that works: norms=unfused"),
         ("attention=flash-3", "a100-sxm-80 is none; allowed there: flash, flash-1, flash-2, cudnn"),

@@ -11,6 +11,7 @@ from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes, units_bytes
 from fourfold.cost.phase import unchunked
+from fourfold.cost.prices import OVERLAPPED_SHARE
 from fourfold.hardware import load_cluster
 from fourfold.model.work import Collective, Elementwise, Gemm, Join, Start, Work
 from fourfold.program import StepSpec, lower_pipeline, rank_view
@@ -44,6 +45,42 @@ def test_waiting_for_every_collective_is_not_faster() -> None:
     )
     assert overlapped.seconds <= serial.seconds
     assert serial.exposed == pytest.approx(sum(serial.communication.values()))
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_overlapped_collectives_of_tensor_parallelism_hide_half_of_what_their_matmuls_can(phase: str) -> None:
+    view = rank_view(TP8)
+    work = getattr(view.footprint(view.stages.segments["b1"]), phase)
+    quiet = replace(SOFTWARE, contention=0.0)
+    exposed, overlapped = (
+        phase_cost(work, prices_of(TP8, replace(quiet, overlap_tensor=overlaps))) for overlaps in (False, True)
+    )
+    prices, hidden = prices_of(TP8, quiet), 0.0
+    for place, item in enumerate(work.items):
+        if isinstance(item, Start) and work.items[place + 1] == Join(item.name):
+            near = (
+                work.items[place + 2 : place + 4]
+                if item.collective.kind == "all_gather"
+                else work.items[place - 1 : place]
+            )
+            beside = max(prices.kernel(each) for each in near if isinstance(each, Gemm))
+            seconds = prices.collective(item.collective.kind, item.collective.axes, item.collective.bytes)
+            hidden += OVERLAPPED_SHARE * min(seconds, beside)
+    assert hidden > 0
+    assert exposed.seconds - overlapped.seconds == pytest.approx(hidden)
+    assert overlapped.communication == exposed.communication, "as much is sent"
+
+
+def test_what_no_matmul_waits_for_is_not_overlapped() -> None:
+    """An all-reduce, which has no parts that are ready before others, and the experts' group."""
+    matmul = Gemm(4096, 4096, 4096)
+    for kind, axes in (("all_reduce", "tp"), ("all_gather", "ep"), ("reduce_scatter", "cp")):
+        there = Start(Collective(kind, axes, 10**8, 8), "sent")  # type: ignore[arg-type]
+        work = Work((matmul, there, Join("sent"), matmul))
+        plain, overlapped = (
+            phase_cost(work, prices_of(TP8, replace(SOFTWARE, overlap_tensor=overlaps))) for overlaps in (False, True)
+        )
+        assert plain == overlapped
 
 
 def test_a_pass_takes_no_less_than_its_launches() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 from fourfold.config import ModelSection
+from fourfold.config.kernel_choice import KernelChoice
 from fourfold.config.optimizers import AdamWSection, SgdSection
 from fourfold.config.schema import PrecisionSection
 from fourfold.cost.prices import Windows
@@ -95,6 +96,12 @@ REQUESTS: dict[str, dict] = {
     "documents": {"document_mask": True},
     "windows": {"windows": Windows(512)},
     "windows in half": {"windows": Windows(512, 0.5)},
+    "overlapped": {
+        "software_overrides": SoftwareOverrides(kernels=KernelChoice(tp_collectives="overlapped")),
+        **MEGATRON,
+    },
+    "graph": {"software_overrides": SoftwareOverrides(kernels=KernelChoice(launches="graph")), **MEGATRON},
+    "hybridep": {"software_overrides": SoftwareOverrides(kernels=KernelChoice(dispatcher="hybridep")), **MEGATRON},
     "deepseek": {"software": "deepseek-2024"},
     "megatron": {"software": "megatron-2025"},
 }
@@ -127,6 +134,8 @@ def jobs() -> dict[str, TrainerJob]:
     for model in LARGE:
         experts = {"ep": 8} if model == "deepseek-v3" else {}
         found[f"{model}, 128 devices"] = job(model, {"tp": 4, "pp": 8, "dp_shard": 4, **experts})
+    for layout in ("tp", "full"):
+        found[f"dense, overlapped: {layout}"] = job("dense", LAYOUTS[layout], "overlapped")
     return found
 
 

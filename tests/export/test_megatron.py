@@ -131,6 +131,16 @@ def test_precision_and_masks_are_stated(options: str, stated: dict, tmp_path: Pa
     assert not hasattr(started(JOBS["dense, fp32"], tmp_path / "fp32")[0], "bf16")
 
 
+def test_what_a_price_has_beside_computation_is_stated(tmp_path: Path) -> None:
+    names = ("dense, overlapped: tp", "dense: tp", "ep, hybridep")
+    overlapped, plain, experts = (started(JOBS[name], tmp_path / str(n))[0] for n, name in enumerate(names))
+    assert overlapped.tp_comm_overlap
+    assert overlapped.sequence_parallel
+    assert not hasattr(plain, "tp_comm_overlap")
+    assert (experts.moe_token_dispatcher_type, experts.moe_flex_dispatcher_backend) == ("flex", "hybridep")
+    assert any("launches = graph" in text for text in megatron(JOBS["dense, graph"]).left_out)
+
+
 def test_every_part_of_deepseek_v3_is_stated(tmp_path: Path) -> None:
     args, _ = started(JOBS["deepseek-v3, 128 devices"], tmp_path)
     assert (args.q_lora_rank, args.kv_lora_rank, args.qk_pos_emb_head_dim, args.v_head_dim) == (1536, 512, 64, 128)

@@ -80,6 +80,7 @@ def test_torchtitans_parts_are_the_stages_that_were_priced(pp: int, virtual: int
         ("dense, wsd", "TrainingConfig", {"steps": "5000", "max_norm": "0.5", "global_batch_size": "48"}),
         ("dense, fp32", "TrainingConfig", {"mixed_precision_param": "'float32'"}),
         ("llama3.2-1b, 16 devices", "ComplexRoPE.Config", {"scaling": "'llama'", "scaling_factor": "32.0"}),
+        ("dense, overlapped: tp", "CompileConfig", {"enable_async_tensor_parallel": "True"}),
         ("deepseek-v3, 128 devices", "make_router_config", {"num_expert_groups": "8", "score_func": "'sigmoid'"}),
     ],
 )
@@ -98,6 +99,7 @@ def test_settings_are_stated(name: str, call: str, stated: dict[str, str], tmp_p
         ("qwen2.5-7b, 16 devices", "biases"),
         ("dense, bf16 gradients", "gradients in bf16"),
         ("dense, sgd", "optimizer sgd"),
+        ("dense, graph", "launches = graph"),
         ("experts after dense: zero 1", "balance_loss"),
     ],
 )

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from fourfold.config import ModelConfig, ModelSection, UserError
+from fourfold.config.kernel_choice import KernelChoice
 from fourfold.config.layout_section import LayoutSection
 from fourfold.config.schema import PrecisionSection
 from fourfold.hardware import load_cluster
@@ -23,6 +24,11 @@ MLA = {
     "num_kv_heads": 16, "router": "sigmoid", "query_rank": 256, "key_value_rank": 128, "nope_head_dim": 64,
     "rope_head_dim": 32, "value_head_dim": 64, "mtp_layers": 1,
 }  # fmt: skip
+
+
+OVERLAPPED = KernelChoice(
+    tp_collectives="overlapped", ep_collectives="overlapped", dispatcher="hybridep", launches="graph"
+)
 
 
 def model(**more) -> ModelConfig:
@@ -59,6 +65,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         (32, MLA | {"software": "deepseek-2024"}),
         (16, {"software": "nemo-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8")}),
         (16, EXPERTS | {"software": "megatron-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8-block")}),
+        (16, {"software": "torchtitan", "software_overrides": SoftwareOverrides(kernels=OVERLAPPED)}),
+        (64, EXPERTS | {"software": "megatron-2025", "software_overrides": SoftwareOverrides(kernels=OVERLAPPED)}),
         (16, {"precision": PrecisionSection(compute="fp32")}),
         (16, {"precision": PrecisionSection(compute="fp64"), "layout": LayoutSection(prefetch=0)}),
         (16, {"precision": PrecisionSection(compute="bf16", gradients="bf16"), "layout": LayoutSection(prefetch=2)}),
@@ -72,6 +80,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         "32 latent, narrow states, hidden experts",
         "operands in 8 bits",
         "operands in 8 bits, experts",
+        "overlapped collectives",
+        "overlapped collectives, experts",
         "fp32",
         "fp64",
         "bf16 gradients",

@@ -46,7 +46,7 @@ def test_a_prediction_is_that_of_simulate(name: str) -> None:
         ({"attention": "flash-2"}, True),
         ({"attention": "flash-3"}, False),
         ({"gemm_dtype": "fp8"}, False),
-        ({"cuda_graphs": True}, False),
+        ({"launches": "graph"}, False),
         ({"offload": "optimizer"}, True),
     ],
 )

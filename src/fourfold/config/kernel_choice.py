@@ -1,4 +1,4 @@
-"""Words for the kernels that a step of some software runs: what a run file, a case and an option of a command may say of them."""
+"""Words for the kernels of some software and what runs beside them: those of a run file, of a case, of a command's option."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -10,6 +10,12 @@ AttentionChoice = Literal["flash", "flash-1", "flash-2", "flash-3", "cudnn", "un
 FusedChoice = Literal["fused", "unfused"]
 LossChoice = Literal["fused", "unfused", "chunked"]
 OptimizerChoice = Literal["fused", "foreach", "for-loop"]
+CollectivesChoice = Literal["exposed", "overlapped"]
+LaunchesChoice = Literal["single", "graph"]
+Dispatcher = Literal["alltoall", "deepep", "hybridep"]
+"""Token dispatch to experts and back. `alltoall`: one copy for each expert. `deepep`: one to every node and rank that has
+experts of its, by kernels that read and write the tokens where they are (DeepEP, 2025). `hybridep`: so, and sorted by expert on the
+way (HybridEP, 2026)."""
 
 
 class KernelChoice(Section):
@@ -33,6 +39,21 @@ class KernelChoice(Section):
     optimizer: OptimizerChoice | None = None
     """Update of the parameters: `fused`, one kernel; `foreach`, each operator over all tensors at once; `for-loop`, each operator
     of each tensor. Left out: as the software usually has it."""
+    tp_collectives: CollectivesChoice | None = None
+    """Gathers and reductions of tensor parallelism in a block: `exposed`, waited for; `overlapped`, part by part beside a matmul
+    (Megatron's `tp_comm_overlap`, torchtitan's asynchronous tensor parallelism). Left out: as the software usually has it."""
+    dispatcher: Dispatcher | None = None
+    """Dispatch of tokens to experts: `alltoall`, one copy for each expert; `deepep`, one for each rank that has experts of its;
+    `hybridep`, so, and sorted by expert on the way. Left out: as the software usually has it."""
+    ep_collectives: CollectivesChoice | None = None
+    """Dispatch to experts and back: `exposed`, waited for; `overlapped`, half of it beside the computation of another microbatch.
+    Left out: as the software usually has it."""
+    experts: FusedChoice | None = None
+    """Kernels between two grouped matmuls of experts, in formats with a scale a block: `fused` into these, or `unfused`. Left out:
+    as the software usually has it."""
+    launches: LaunchesChoice | None = None
+    """How the host starts the kernels of a step: `single`, one by one; `graph`, all as one CUDA graph. Left out: one by one, or as
+    `run.cuda_graphs` says."""
 
     @property
     def stated(self) -> dict[str, str]:

@@ -10,7 +10,9 @@ a word that says what is usual changes nothing. Another word changes what it nam
   kernel, in place of the mix between the two that `fused` is;
 - the softmax of written scores by the passes over them (`PASSES`);
 - the update by its passes over an element (`UPDATE_PASSES`) and its launches;
-- the logits' memory by what lives of each (`LOGITS_BYTES`).
+- the logits' memory by what lives of each (`LOGITS_BYTES`);
+- collectives of `tp` and `ep` by what of them runs beside computation (`cost.prices`), a dispatcher by what it sends and sorts, a
+  graph by the host's time, of which it takes none. The usual words for these are the profile's own (`SoftwareProfile.words`).
 """
 
 import tomllib
@@ -20,8 +22,8 @@ from importlib import resources
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
-from fourfold.cost.fitted import ancestors_of, year_of
+from fourfold.config.kernel_choice import KernelChoice
+from fourfold.cost.fitted import ancestors_of, fitted, year_of
 from fourfold.cost.software import SoftwareProfile
 from fourfold.model.work import ElementwisePart
 
@@ -81,7 +83,7 @@ def _row(row: dict[str, Any]) -> _Usual:
 @lru_cache(maxsize=256)
 def usual_kernels(software: str, device: str) -> KernelChoice:
     """The kernels that software of that name, which may be dated, usually runs on such a device: a word for each key."""
-    found, families = NO_CHOICE, ["default", *ancestors_of(software)]
+    found, families = fitted().software(software).words, ["default", *ancestors_of(software)]
     for row in _table():
         if row.holds(families, year_of(software), device):
             found = row.words.completed(found)
@@ -89,9 +91,9 @@ def usual_kernels(software: str, device: str) -> KernelChoice:
 
 
 def kernels_of(profile: SoftwareProfile, words: KernelChoice, device: str) -> KernelChoice:
-    """All kernels of a run: the stated ones, and the usual ones of its software."""
+    """All words of a run: the stated ones, and the usual ones of its software."""
     usual = usual_kernels(profile.base or profile.name, device)
-    found = words.completed(usual)
+    found = words.completed(profile.words).completed(usual)
     is_usual = found.attention == "flash" and usual.attention not in WRITTEN
     return found.model_copy(update={"attention": usual.attention}) if is_usual else found
 
@@ -121,7 +123,14 @@ def running(profile: SoftwareProfile, words: KernelChoice, device: str) -> Softw
         tensors = TENSORS if found.optimizer == "for-loop" else 1
         passes = UPDATE_PASSES if usual.optimizer == "fused" else 1.0
         profile = replace(profile, update_passes=passes, update_launches=UPDATE_OPERATORS * tensors)
-    return profile
+    profile = replace(
+        profile,
+        overlap_tensor=found.tp_collectives == "overlapped",
+        dispatcher=found.dispatcher or profile.dispatcher,
+        merged_experts=found.ep_collectives == "overlapped",
+        fused_experts=found.experts == "fused",
+    )
+    return profile.without_host if found.launches == "graph" else profile
 
 
 def _attending(profile: SoftwareProfile, words: KernelChoice, usual: KernelChoice, device: str) -> SoftwareProfile:

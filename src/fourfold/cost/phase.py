@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from fourfold.cost.kernels import launches
-from fourfold.cost.prices import Prices
+from fourfold.cost.prices import OVERLAPPED_SHARE, Prices
 from fourfold.model.work import Attention, Elementwise, Gemm, HostCopy, Item, Join, Start, Work
 
 KINDS = {Gemm: "matmuls", Attention: "attention", Elementwise: "memory-bound kernels"}
@@ -43,7 +43,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     links: dict[str, float] = {}
     pending: dict[str, float] = {}
     beside_pair = 0.0
-    for item in phase.items:
+    for place, item in enumerate(phase.items):
         if isinstance(item, Start):
             axes = item.collective.axes
             seconds = prices.collective(item.collective.kind, axes, item.collective.bytes)
@@ -52,6 +52,8 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
             if axes == "ep" and prices.paired_share:
                 beside_pair += prices.paired_share * seconds
                 seconds *= 1 - prices.paired_share
+            elif axes == "tp" and software.overlap_tensor:
+                seconds -= OVERLAPPED_SHARE * min(seconds, _matmul_beside(phase.items, place, prices))
             end = max(now, links.get(axes, 0.0)) + seconds
             links[axes] = pending[item.name] = end
             host += prices.host(axes)
@@ -84,6 +86,18 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
         host += software.host_gather_seconds * num_modules(phase)
     least = 0.0 if software.host_instruction_seconds else host
     return PhaseCost(max(now, least), busy, communication, exposed, max(0.0, least - now), network, host)
+
+
+def _matmul_beside(items: tuple[Item, ...], place: int, prices: Prices) -> float:
+    """Seconds of the matmul that waits for the all-gather at a place, or for which the reduce-scatter there waits: parts of both
+    run at once (Wang et al. 2023, "Overlap communication with dependent computation via decomposition"). 0 where other kernels run
+    beside the collective already, or nothing is multiplied."""
+    start = items[place]
+    if not isinstance(start, Start) or items[place + 1 : place + 2] != (Join(start.name),):
+        return 0.0
+    near = {"all_gather": items[place + 2 : place + 4], "reduce_scatter": items[max(0, place - 1) : place]}
+    found = near.get(start.collective.kind, ())
+    return max((prices.kernel(each) for each in found if isinstance(each, Gemm)), default=0.0)
 
 
 def num_modules(phase: Work) -> int:

@@ -1,15 +1,9 @@
 """Software profiles: what the software that runs a program overlaps, what its host costs, its memory beside the program."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from fourfold.config.kernel_choice import Dispatcher, KernelChoice
 from fourfold.model.work import ElementwisePart
-
-Dispatcher = Literal["alltoall", "deepep", "hybridep"]
-"""Token dispatch to experts and back. `alltoall`: one copy for each expert. `deepep`: one to every node and rank that has
-experts of its, by kernels that read and write the tokens where they are (DeepEP, 2025). `hybridep`: so, and sorted by expert on the
-way (HybridEP, 2026)."""
-
 
 OWN_SOFTWARE = "fourfold"
 
@@ -29,6 +23,8 @@ class SoftwareProfile:
 
     overlap_inside: bool = True
     """A segment's own collectives run while its kernels do, as the operators are written; else they are waited for."""
+    overlap_tensor: bool = False
+    """Collectives of tensor parallelism run part by part beside the matmul that waits for them, or that they wait for."""
     overlap_data: bool = True
     """Gathers and reductions of ZeRO and data parallelism run beside computation."""
     overlap_all_reduce: bool = False
@@ -144,6 +140,17 @@ class SoftwareProfile:
     def is_own(self) -> bool:
         """Whether it is fourfold itself, as it ships or with constants fitted to a machine: the program then says what runs."""
         return (self.base or self.name) == OWN_SOFTWARE
+
+    @property
+    def words(self) -> KernelChoice:
+        """Words for its own switches; the kernels that it usually runs stand in a table (`kernel_choice.toml`)."""
+        return KernelChoice(
+            tp_collectives="overlapped" if self.overlap_tensor else "exposed",
+            dispatcher=self.dispatcher,
+            ep_collectives="overlapped" if self.merged_experts else "exposed",
+            experts="fused" if self.fused_experts else "unfused",
+            launches="single",
+        )
 
     @property
     def dispatches_once(self) -> bool:

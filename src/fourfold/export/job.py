@@ -150,6 +150,16 @@ class TrainerJob:
             return stated or self.request.precision.gemm_dtype
         return "nvfp4" if software.gemm_dtype == "fp4" else "fp8-block" if software.fine_scales else "fp8"
 
+    @property
+    def overlaps_tensor(self) -> bool:
+        """Whether collectives of tensor parallelism are priced beside matmuls."""
+        return self.layout.tp > 1 and self.request.software.overlap_tensor
+
+    @property
+    def replays_graph(self) -> bool:
+        """Whether a step is priced as one CUDA graph."""
+        return ("launches", "graph") in self.request.software.kernels
+
     @cached_property
     def stages(self) -> tuple[str, ...]:
         """The segments of every stage, a letter each: E embedding, t block, m MTP module, L head."""

@@ -37,7 +37,8 @@ def layout_flags(job: TrainerJob) -> Part:
     if layout.ep > 1 or layout.etp > 1 or (layout.tp > 1 and job.model.num_experts):
         flags |= {"expert-model-parallel-size": layout.ep, "expert-tensor-parallel-size": layout.etp}
     parts = (_pipeline(job), _context(job), _data_parallel(job), _order(job), _recompute(job), _expert_overlap(job))
-    return joined((flags, []), *parts)
+    graph = ["launches = graph: not in the command; Megatron-LM has --cuda-graph-impl"] if job.replays_graph else []
+    return joined((flags, graph), _tensor_overlap(job), *parts)
 
 
 def _pipeline(job: TrainerJob) -> Part:
@@ -150,6 +151,15 @@ def _recompute(job: TrainerJob) -> Part:
     if model.is_mla:
         missing.append("selective recomputation keeps the up-projections of latents: mla_up_proj makes them again too")
     return {"recompute-granularity": "selective", "recompute-modules": modules}, missing
+
+
+def _tensor_overlap(job: TrainerJob) -> Part:
+    """Collectives of tensor parallelism beside matmuls, where the software's price has it."""
+    if not job.overlaps_tensor:
+        return {}, []
+    if not job.request.section(job.layout).sequence_parallel:
+        return {}, ["tp_collectives = overlapped: --tp-comm-overlap needs --sequence-parallel"]
+    return {"tp-comm-overlap": True}, []
 
 
 def _expert_overlap(job: TrainerJob) -> Part:

@@ -109,6 +109,11 @@ def _of_layout(job: TrainerJob) -> list[tuple[str, bool]]:
         ),
         (every_block(layout), ":" in layout.recompute),
         ("norms are decayed too: a stage has none, and torchtitan takes no empty group", not splits_norms(job)),
+        ("launches = graph: torchtitan starts kernels one by one", job.replays_graph),
+        (
+            "tp_collectives = overlapped: torchtitan's asynchronous tensor parallelism needs blocks that are compiled",
+            job.overlaps_tensor and not compiles_blocks(job),
+        ),
     ]
 
 
@@ -185,9 +190,13 @@ def _parts(job: TrainerJob) -> list[str]:
     ]
 
 
+def compiles_blocks(job: TrainerJob) -> bool:
+    """Whether the file has blocks compiled."""
+    return not job.model.num_experts or job.gemm_dtype is not None
+
+
 def _config(job: TrainerJob) -> Call:
     keep = job.run.checkpoint.keep if job.run is not None else 2
-    compiles_blocks = not job.model.num_experts or job.gemm_dtype is not None
     recompute = {"none": None, "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}
     keys: dict[str, object] = {
         "loss": _loss(job),
@@ -200,7 +209,9 @@ def _config(job: TrainerJob) -> Call:
         "parallelism": Call("ParallelismConfig", _parallelism(job)),
         "activation_checkpoint": recompute[job.layout.recompute.partition(":")[0]],
         "compile": Call(
-            "CompileConfig", {"enable": True, "components": '["model", "loss"]' if compiles_blocks else '["loss"]'}
+            "CompileConfig",
+            {"enable": True, "components": '["model", "loss"]' if compiles_blocks(job) else '["loss"]'}
+            | ({"enable_async_tensor_parallel": True} if job.overlaps_tensor and compiles_blocks(job) else {}),
         ),
         "checkpoint": Call(
             "CheckpointManager.Config", {"enable": True, "interval": job.save_every, "keep_latest_k": max(keep, 2)}

@@ -218,9 +218,18 @@ def format_software(prices: Prices) -> str:
 
 
 def kernel_lines(prices: Prices) -> list[str]:
-    """The kernels that software usually runs, or was said to; nothing for fourfold, whose program has them."""
-    words = prices.software.kernels
-    shown = [f"{key} {word}" for key, word in words if key != "softmax" or not prices.software.fused_attention]
+    """The kernels that software usually runs, or was said to, of those that the run has; nothing for fourfold, whose program has
+    them."""
+    layout, software = prices.layout, prices.software
+    has = {
+        "softmax": not software.fused_attention,
+        "tp_collectives": layout.tp > 1,
+        "dispatcher": layout.ep > 1,
+        "ep_collectives": layout.ep > 1,
+        "experts": software.fused_experts and software.fine_scales,
+        "launches": ("launches", "graph") in software.kernels,
+    }
+    shown = [f"{key.replace('_', ' ')} {word}" for key, word in software.kernels if has.get(key, True)]
     return [f"kernels: {', '.join(shown)}"] if shown else []
 
 

@@ -110,8 +110,9 @@ def profile_prices(
     if software.is_own and config.run.cuda_graphs:
         software = replaying(software)
     if not software.is_own:
-        check_kernels(overrides.kernels, cluster.device.key)
-        software = running(software, overrides.kernels, cluster.device.key)
+        words = overrides.kernels.completed(KernelChoice(launches="graph") if config.run.cuda_graphs else NO_CHOICE)
+        check_kernels(words, cluster.device.key)
+        software = running(software, words, cluster.device.key)
     elif stated := {key: word for key, word in overrides.kernels.stated.items() if word != "flash"}:
         key, word = next(iter(stated.items()))
         raise UserError(

@@ -9,7 +9,7 @@ from fourfold.config.kernel_choice import KernelChoice
 from fourfold.config.schema import GemmDtype
 from fourfold.cost.fitted import ancestors_of, fitted, framework_of
 from fourfold.cost.kernel_choice import running
-from fourfold.cost.software import OWN_SOFTWARE, Dispatcher, SoftwareProfile
+from fourfold.cost.software import OWN_SOFTWARE, SoftwareProfile
 from fourfold.simulate.run_prices import SoftwareOverrides
 
 EAGER_FUSED = 0.3
@@ -24,12 +24,10 @@ class Software(KernelChoice):
     or `unknown`. Every other key that is left out is as those constants have it.
 
     `gemm_dtype`: format of low-precision GEMMs; `compute_dtype`: `fp16` where kernels run in it, and the run file says bf16.
-    `attention`, `norms`, `softmax`, `loss`, `rotary` and `optimizer`: kernels, in the words of a run file's `[cluster]`.
-    `attention_dropout` and `attention_recomputed` are of scores that are written.
+    `attention` and the other keys of `KernelChoice`: what runs, in the words of a run file's `[cluster]`. `attention_dropout` and
+    `attention_recomputed` are of scores that are written.
 
-    `overlap`: false where communication never runs beside computation. `dispatcher`: token dispatch to experts;
-    `overlap_dispatch`: half of it runs beside another microbatch's computation; `fused_experts`: what lies between two grouped
-    GEMMs is part of them. `eager`: nothing is compiled. `cuda_graphs`: the whole step is one graph. `low_precision_activations`:
+    `overlap`: false where communication never runs beside computation. `eager`: nothing is compiled. `low_precision_activations`:
     activations that a low-precision GEMM reads are saved in its format.
 
     `optimizer_state_bytes`, `master_bytes`: bytes of each element of every optimizer state and of the master weights.
@@ -42,11 +40,7 @@ class Software(KernelChoice):
     attention_dropout: bool | None = None
     attention_recomputed: bool | None = None
     overlap: bool | None = None
-    dispatcher: Dispatcher | None = None
-    overlap_dispatch: bool | None = None
-    fused_experts: bool | None = None
     eager: bool | None = None
-    cuda_graphs: bool | None = None
     low_precision_activations: bool | None = None
     optimizer_state_bytes: Bytes | None = None
     master_bytes: Bytes | None = None
@@ -77,9 +71,6 @@ class Software(KernelChoice):
             "overlap_data": self.overlap,
             "attention_dropout": self.attention_dropout,
             "attention_recomputed": self.attention_recomputed,
-            "dispatcher": self.dispatcher,
-            "merged_experts": self.overlap_dispatch,
-            "fused_experts": self.fused_experts,
             "narrow_operands": self.low_precision_activations,
             "optimizer_bytes": self.optimizer_state_bytes,
             "master_bytes": self.master_bytes,
@@ -87,6 +78,4 @@ class Software(KernelChoice):
         profile = replace(constants, **{key: value for key, value in stated.items() if value is not None})
         profile = self.overrides.applied_to(profile)
         profile = running(profile, self, device)
-        if self.eager:
-            profile = replace(profile, fused=min(profile.fused, EAGER_FUSED))
-        return profile.without_host if self.cuda_graphs else profile
+        return replace(profile, fused=min(profile.fused, EAGER_FUSED)) if self.eager else profile

@@ -80,7 +80,7 @@ def test_no_setting_is_hidden_in_notes() -> None:
     plain = case_table(case)
     for change in (
         {"eager": True},
-        {"graphed": True},
+        {"kernels": KernelChoice(launches="graph")},
         {"kernels": KernelChoice(loss="chunked")},
         {"offloaded": "optimizer"},
     ):

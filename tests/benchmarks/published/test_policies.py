@@ -23,7 +23,7 @@ def test_words_of_attention_formats_and_dispatch() -> None:
     assert normalise(new).kernels.attention == "unfused"  # type: ignore[union-attr]
     assert normalise(replace(new, notes="math attention, eager")).kernels.attention == "math"  # type: ignore[union-attr]
     assert normalise(replace(new, notes="attention by FlexAttention")).kernels.attention == "flash"  # type: ignore[union-attr]
-    assert normalise(old).dispatcher is None  # type: ignore[union-attr]
+    assert normalise(old).kernels.dispatcher is None  # type: ignore[union-attr]
     for notes, dispatcher in (
         ("all-to-all by DeepEP", "deepep"),
         ("Hybrid-EP dispatcher, 16 SMs; 0.5 GiB above deepep", "hybridep"),
@@ -31,7 +31,7 @@ def test_words_of_attention_formats_and_dispatch() -> None:
         ("Dispatcher: NCCL all-to-all. Overlap off", "alltoall"),
         ("without DeepEP", "alltoall"),
     ):
-        assert normalise(replace(old, notes=notes)).dispatcher == dispatcher  # type: ignore[union-attr]
+        assert normalise(replace(old, notes=notes)).kernels.dispatcher == dispatcher  # type: ignore[union-attr]
 
 
 def test_memory_that_the_driver_counts_is_all_that_the_device_holds() -> None:
@@ -116,8 +116,29 @@ def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | N
     row = next(row for row in ROWS.values() if row.model.num_experts and isinstance(normalise(row), PublishedCase))
     case = normalise(replace(row, notes=notes, schedule=schedule))
     assert isinstance(case, PublishedCase)
-    assert case.merged_experts == merged
+    assert case.kernels.ep_collectives == ("overlapped" if merged else None)
     assert prices_of(case).paired_share == (MERGED_SHARE if merged else 0)
+
+
+@pytest.mark.parametrize(
+    ("notes", "word"),
+    [
+        ("TP_COMM_OVERLAP=True", "overlapped"),
+        ("TP_COMM_OVERLAP=False", "exposed"),
+        ("TP overlap (userbuffers) on", "overlapped"),
+        ("No TP overlap", "exposed"),
+        ("tp_comm_overlap off", "exposed"),
+        ("asynchronous TP; torch.compile", "overlapped"),
+        ("async TP off", "exposed"),
+        ("float8; asynchronous tensor parallelism", "overlapped"),
+        ("overlap of gradient reduction; TP communication with sequence parallelism", None),
+        ("vanilla TP", None),
+    ],
+)
+def test_traffic_of_tensor_parallelism_beside_its_matmuls(notes: str, word: str | None) -> None:
+    case = normalise(replace(ROWS["torchtitan:6"], notes=notes))
+    assert isinstance(case, PublishedCase)
+    assert case.kernels.tp_collectives == word
 
 
 @pytest.mark.parametrize(
@@ -136,7 +157,7 @@ def test_recipes_of_megatron_bridge_merge_experts_in_mxfp8(
     assert row.model.num_experts
     case = normalise(row)
     assert isinstance(case, PublishedCase)
-    assert case.merged_experts == merged
+    assert case.kernels.ep_collectives == ("overlapped" if merged else None)
     assert (DEFAULTS["merged_experts"] in case.defaults) == merged
 
 
@@ -146,7 +167,7 @@ def test_recipes_of_megatron_bridge_merge_experts_in_mxfp8(
 def test_experts_fused_in_their_kernels(notes: str, fused: bool) -> None:
     case = normalise(replace(ROWS["torchtitan:6"], notes=notes))
     assert isinstance(case, PublishedCase)
-    assert case.fused_experts == fused
+    assert case.kernels.experts == ("fused" if fused else None)
 
 
 def test_merged_microbatches_hide_what_goes_to_experts() -> None:

@@ -46,7 +46,7 @@ def test_a_framework_is_of_one_family_and_every_profile_ships() -> None:
 
 def test_what_makers_document() -> None:
     assert documented("megatron-simumax", (2025, 0)).overlap is False
-    dispatchers = [documented("nemo", version).dispatcher for version in ((2025, 0), (2026, 0), (2026, 6))]
+    dispatchers = [documented("nemo", version).kernels.dispatcher for version in ((2025, 0), (2026, 0), (2026, 6))]
     assert dispatchers == ["deepep", "hybridep", "hybridep"]
-    assert [documented("nemo", version).fused_experts for version in ((2026, 0), (2026, 6))] == [False, True]
+    assert [documented("nemo", version).kernels.experts for version in ((2026, 0), (2026, 6))] == [None, "fused"]
     assert documented("torchtitan", (2026, 0)) == Documented()

@@ -26,7 +26,10 @@ const MOVED: Readonly<Record<string, readonly [PageName, Part?]>> = {
   "cluster.fast_kb": ["device"],
 };
 /** Keys of the run file whose names begin as a page's do. */
-const OF_RUNS = ["software", "attention", "norms", "softmax", "loss", "rotary", "optimizer"];
+const OF_RUNS = [
+  ...["software", "attention", "norms", "softmax", "loss", "rotary", "optimizer"],
+  ...["tp_collectives", "dispatcher", "ep_collectives", "experts", "launches"],
+];
 
 /** The place that an address of today or of an older version means. `alone`: the figure that is shown alone. */
 export function movedPlace({ page, params }: Place, alone?: string): Place {
