@@ -9,7 +9,7 @@ import tomli_w
 from fourfold.config import UserError, parse_run
 from fourfold.cost.calibration import ContentionProfile, Curve, constants_of
 from fourfold.cost.prices import masked_share
-from fourfold.hardware import load_cluster, parse_cluster
+from fourfold.hardware import Cluster, load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.kernels.matmul.libraries import step_matmuls, total_flops
 from fourfold.layout import resolve_layout
@@ -165,6 +165,25 @@ def test_a_run_too_short_to_compare_libraries_is_priced_with_pytorch_s_own() -> 
     assert seconds("torch", 10**9) == pytest.approx(by_torch)
     assert seconds("auto", 1) == pytest.approx(by_torch)
     assert seconds("auto", 10**9) == pytest.approx(by_onednn)
+
+
+def test_a_measured_processor_is_slower_in_runs_too_short_to_compare_libraries() -> None:
+    config, spec = run({"dp_shard": 2}, 2)
+    cluster_ = load_cluster("dgx-h100:2")
+    processor = replace(cluster_, device=replace(cluster_.device, torch_matmul_speed=0.5))
+    gemm = Gemm(8192, 8192, 8192)
+
+    def seconds(steps: int, on: Cluster = processor, **more: Any) -> float:
+        update = {"batch": config.batch.model_copy(update={"steps": steps}), **more}
+        return prices_for(config.model_copy(update=update), spec, on).kernel(gemm)
+
+    assert seconds(1) == pytest.approx(2 * seconds(10**9), rel=1e-3)
+    assert seconds(1, cluster_) == seconds(10**9, cluster_) == seconds(10**9)
+    for backend, steps in (("torch", 1), ("onednn", 10**9)):
+        own = config.run.model_copy(update={"matmul_backend": backend})
+        assert seconds(1, run=own) == seconds(10**9, run=own) == seconds(steps)
+    software = prices_for(config, spec, processor, "megatron").software
+    assert software.gemm_speed == prices_for(config, spec, cluster_, "megatron").software.gemm_speed
 
 
 @pytest.mark.parametrize("layout", [{}, {"pp": 2, "schedule": "1f1b"}, {"tp": 2}, {"dp_shard": 2}], ids=str)

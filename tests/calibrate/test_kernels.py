@@ -54,6 +54,8 @@ def test_kinds_are_chosen_by_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -
     found = kernels.choose_library(0, CPU, TABLE)
     assert found.by_onednn == (FORWARD,)
     assert found.torch_speeds == {"plain": (1.5 + 2.0) / (2.0 + 2.0), "accumulated": 1.0}
+    assert found.torch_speed == pytest.approx(3 / (2 / (3.5 / 4) + 1)), "of the three products of a matmul's passes"
+    assert ONE_LIBRARY.torch_speed is None
     assert kernels.choose_library(0, CPU, step_tables("fp64", True)[0]) == ONE_LIBRARY
     monkeypatch.setattr(kernels, "problem_of_onednn", lambda: "it is wrong")
     assert kernels.choose_library(0, CPU, TABLE) == ONE_LIBRARY

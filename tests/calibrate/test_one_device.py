@@ -10,7 +10,7 @@ from fourfold.calibrate.budget import Shares
 from fourfold.calibrate.device import GPU
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, PASSES, DeviceMemory, Sample
 from fourfold.calibrate.fit import PHASES
-from fourfold.calibrate.kernels import ONE_LIBRARY
+from fourfold.calibrate.kernels import Libraries
 from fourfold.calibrate.steps import table_spec
 from fourfold.config import parse_run
 from fourfold.cost.phase import phase_cost
@@ -43,7 +43,7 @@ class _Rank:
         answers: dict[str, Callable[[], Any]] = {
             "measure_context": lambda: 600_000_000,
             "measure_peaks": lambda: {"bf16": 600e12, "fp8": 1400e12},
-            "choose_library": lambda: ONE_LIBRARY,
+            "choose_library": lambda: Libraries(("forward",), {"plain": 0.8, "accumulated": 1.0}),
             "measure_load": lambda: [690e12, 700e12, 640e12, 630e12],
             "measure_matmuls": lambda: [each for each in samples if each.family == MATMULS],
             "measure_low_matmuls": lambda: [Sample(LOW_MATMULS, Work((Gemm(8192, 8192, 8192),)), 1.5e-3)],
@@ -86,6 +86,7 @@ def test_a_gpu_is_measured_fitted_and_checked(monkeypatch: pytest.MonkeyPatch) -
     again = parse_device(text, "mine.toml")
     assert again.kernels == device.kernels
     assert again.peak("bf16") == 700e12
+    assert again.torch_matmul_speed == pytest.approx(3 / (2 / 0.8 + 1), rel=1e-3)
     assert again.host_bytes_per_second == pytest.approx(50e9, rel=0.01)
     assert any("9 % lost" in line for line in screen(found))
 

@@ -34,7 +34,7 @@ from fourfold.calibrate.findings import (
     StepCheck,
 )
 from fourfold.calibrate.fit import timed_passes, timed_updates
-from fourfold.calibrate.kernels import choose_library
+from fourfold.calibrate.kernels import Libraries, choose_library
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.rounds import Table
 from fourfold.calibrate.steps import measure_steps, table_spec
@@ -198,7 +198,8 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
             shares.skip("fp8 matmuls")
         peak = peaks[dtype]
         tables = shapes_of(kind).fitted_tables(dtype)
-        by_library: tuple[str, ...] = run(choose_library, table=tables[-1]).by_onednn
+        libraries: Libraries = run(choose_library, table=tables[-1])
+        by_library = libraries.by_onednn
         rates: list[float] = run(measure_load, dtype=dtype, peak=peak, seconds=shares.next("sustained load"))
         window = shares.next("matmuls")
         samples: list[Sample] = run(measure_matmuls, dtype=dtype, peak=peak, seconds=window, by_library=by_library)
@@ -246,6 +247,7 @@ def measure_device(name: str, kind: str, threads: int, host_bytes: int, dtype: s
     fit = fit_device(device, FittedRun(config, table_spec(tables[0], 1, kind)), samples)
     device = replace(device, kernels=fit.constants)
     checks = [_check(table, kind, each["step"], device) for table, each in zip(checked, seconds, strict=True)]
+    device = replace(device, torch_matmul_speed=libraries.torch_speed)
     return DeviceFindings(device, dtype, memory, tuple(rates), tuple(samples), fit.residuals, tuple(checks), by_library)
 
 

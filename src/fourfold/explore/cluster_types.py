@@ -4,7 +4,14 @@ from fourfold.hardware import Device
 from fourfold.results.prediction import LayoutDocument
 from fourfold.results.record import record, record_of
 
-OF_RUNS = ("kernels", "host_launch_seconds", "context_bytes", "gemm_recipes", "host_bytes_per_second")
+OF_RUNS = (
+    "kernels",
+    "host_launch_seconds",
+    "context_bytes",
+    "gemm_recipes",
+    "host_bytes_per_second",
+    "torch_matmul_speed",
+)
 """Figures of a device that runs are priced with, and that no page shows."""
 
 

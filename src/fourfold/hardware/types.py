@@ -91,9 +91,10 @@ class DeviceFigures:
 
     `gemm_recipes`: recipes of low-precision matmuls that torch has a kernel for there. None: `fp8`, where fp8 has a peak.
 
-    A device that `fourfold calibrate --device` measured has three more figures. `kernels`: constants of `cost.kernels.Kernels` in
+    A device that `fourfold calibrate --device` measured has more figures. `kernels`: constants of `cost.kernels.Kernels` in
     place of fitted ones, shares of these peaks. `host_launch_seconds`: of the host, to start a kernel. `context_bytes`: memory that
-    a process takes beside its tensors."""
+    a process takes beside its tensors. `torch_matmul_speed`: of PyTorch's own matmuls on a processor, beside those that the
+    constants describe (oneDNN's)."""
 
     name: Name
     source: Source
@@ -112,6 +113,7 @@ class DeviceFigures:
     ] = field(default_factory=dict, hash=False)
     host_launch_seconds: Annotated[float | None, Field(ge=0, le=1, examples=["5e-6"])] = None
     context_bytes: Annotated[Size | None, Field(ge=0, le=10**12, examples=["500_000_000"])] = None
+    torch_matmul_speed: Annotated[float | None, Field(gt=0, le=100, examples=["0.85"])] = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ MEANING = {
     "context_bytes": "Memory that a process takes beside its tensors: the driver's context, loaded kernels, the interpreter.",
     "host_bytes_per_second": "Copies from the host's pinned memory.",
     "host_launch_seconds": "Time of the host to start a kernel; 0 where the host is the device.",
+    "torch_matmul_speed": "Speed of PyTorch's own matmuls, which short runs take, beside those that the constants describe.",
     "units": "Multiprocessors.",
     "peak_flops_per_second": "The best matmul of each format, warm. MFU is a share of these.",
     "gemm_share": "Share of the peak that a matmul reaches whose sizes are all large.",
@@ -51,6 +52,7 @@ def device_text(found: DeviceFindings, out: str, how: str) -> str:
         "context_bytes",
         "host_bytes_per_second",
         "host_launch_seconds",
+        "torch_matmul_speed",
         "units",
     ):
         value = getattr(device, key)

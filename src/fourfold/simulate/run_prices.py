@@ -109,6 +109,9 @@ def profile_prices(
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
     if software.is_own and config.run.cuda_graphs:
         software = replaying(software)
+    by_torch = software.is_own and multiplies_by_torch(config, spec)
+    if by_torch and compute == "fp32" and cluster.device.torch_matmul_speed is not None:
+        software = replace(software, gemm_speed=software.gemm_speed * cluster.device.torch_matmul_speed)
     if not software.is_own:
         words = overrides.kernels.completed(KernelChoice(launches="graph") if config.run.cuda_graphs else NO_CHOICE)
         check_kernels(words, cluster.device.key)
@@ -121,7 +124,6 @@ def profile_prices(
         )
     measured = None
     if software.is_own and cluster.calibration:
-        by_torch = multiplies_by_torch(config, spec)
         measured = calibrated_prices(cluster, spec.layout, compute, profile, by_torch=by_torch)
     _check_own_gemms(spec, cluster.device, software, overrides)
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)

@@ -403,6 +403,7 @@ export interface DeviceRow {
   context_bytes: number | null;
   gemm_recipes: string[] | null;
   host_bytes_per_second: number | null;
+  torch_matmul_speed: number | null;
   description: string;
 }
 
