@@ -158,6 +158,9 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
         ("H100-80GB-SXM", "1x 400 Gb/s NIC", 6.25e9),
         ("GH200-96GB", "Slingshot, about 25 GB/s of all-to-all between nodes", 25e9),
         ("GH200-96GB", "Slingshot, 25 GB/s per node", 6.25e9),
+        ("A100-80GB-SXM", "Jean Zay A100 partition, 8 GPU/node", 6.25e9),
+        ("A100-80GB-SXM", "Selene", 25e9),
+        ("A100-80GB-SXM", "Selene, 400 Gb/s per GPU", 50e9),
     ],
 )
 def test_a_rate_of_nobody_is_each_devices_where_that_is_usual(device: str, text: str, rate: float) -> None:
