@@ -198,6 +198,15 @@ def test_collectives_dispatch_and_graphs_are_words_too() -> None:
             assert (found < usual) if word in words else (found == usual), (run, word)
 
 
+def test_what_a_schedule_hides_is_said_to_be_overlapped() -> None:
+    """DualPipe pairs passes, and DeepSeek's software hides dispatch in the pairs; under 1F1B it does not."""
+    paired, alone = (
+        ff.simulate("preset:deepseek-v3-2k", more).to_json(advice=False)["kernels"]["ep_collectives"]
+        for more in ([], ["layout.schedule=1f1b", "layout.virtual_stages=1"])
+    )
+    assert (paired, alone) == ("overlapped", "exposed")
+
+
 def test_a_graph_is_stated_by_the_run_or_by_the_word() -> None:
     """`run.cuda_graphs` holds for other software too; a word wins over it."""
     plain, by_run, by_word, denied = (
@@ -244,6 +253,8 @@ def test_a_wrong_word_of_a_run_file_is_one_message() -> None:
         ff.simulate(PRESET, "cluster.optimizer=apex")
     with pytest.raises(UserError, match=r"cluster\.norms=fused: fourfold's own program says what runs"):
         ff.simulate(PRESET, ["cluster.software=fourfold", FLASH, "cluster.norms=fused"])
+    with pytest.raises(UserError, match=r"launches=graph.*what works: run\.cuda_graphs=true"):
+        ff.simulate(PRESET, ["cluster.software=fourfold", FLASH, "cluster.launches=graph"])
 
 
 def test_words_of_options_are_completed_by_the_run_files() -> None:

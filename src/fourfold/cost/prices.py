@@ -218,6 +218,12 @@ class Prices:
             return 1.0
         return MERGED_SHARE if self.software.merged_experts else 0.0
 
+    @property
+    def chosen_kernels(self) -> dict[str, str]:
+        """Words for the kernels and what runs beside them, by key (`KernelChoice`); none for fourfold, whose program has them."""
+        words = dict(self.software.kernels)
+        return words | {"ep_collectives": "overlapped"} if words and self.paired_share else words
+
     def host(self, axes: str) -> float:
         """Seconds in which the host starts one collective inside a segment."""
         found = self._hosts.get(axes)

@@ -227,9 +227,9 @@ def kernel_lines(prices: Prices) -> list[str]:
         "dispatcher": layout.ep > 1,
         "ep_collectives": layout.ep > 1,
         "experts": software.fused_experts and software.fine_scales,
-        "launches": ("launches", "graph") in software.kernels,
+        "launches": prices.chosen_kernels.get("launches") == "graph",
     }
-    shown = [f"{key.replace('_', ' ')} {word}" for key, word in software.kernels if has.get(key, True)]
+    shown = [f"{key.replace('_', ' ')} {word}" for key, word in prices.chosen_kernels.items() if has.get(key, True)]
     return [f"kernels: {', '.join(shown)}"] if shown else []
 
 

@@ -339,7 +339,7 @@ def step_record(
         "cluster": prices.cluster.key,
         "device": prices.cluster.device.key,
         "software": prices.software.name,
-        "kernels": dict(prices.software.kernels) or ABSENT,
+        "kernels": prices.chosen_kernels or ABSENT,
         "gemm_dtype": prices.matmul_format,
         "layout": layout_record(layout),
         "simulated_microbatches": layout.num_microbatches,

@@ -83,6 +83,10 @@ def check_compute(compute: str, cluster: Cluster) -> None:
         )
 
 
+OWN_KEYS = {"launches": "run.cuda_graphs=true", "ep_collectives": "layout.overlap_experts=true"}
+"""Keys of a run by which fourfold itself does what a word of `KernelChoice` says of other software."""
+
+
 def prices_for(
     config: RunConfig,
     spec: StepSpec,
@@ -118,9 +122,10 @@ def profile_prices(
         software = running(software, words, cluster.device.key)
     elif stated := {key: word for key, word in overrides.kernels.stated.items() if word != "flash"}:
         key, word = next(iter(stated.items()))
+        other = OWN_KEYS.get(key, "leave it out")
         raise UserError(
             f"cluster.{key}={word}: fourfold's own program says what runs; allowed with its own software: attention=flash; "
-            "what works: leave it out, or name the software that ran: cluster.software=megatron"
+            f"what works: {other}, or name the software that ran: cluster.software=megatron"
         )
     measured = None
     if software.is_own and cluster.calibration:

@@ -20,6 +20,11 @@ export const SINGLE = [
   "cluster.loss",
   "cluster.rotary",
   "cluster.optimizer",
+  "cluster.tp_collectives",
+  "cluster.dispatcher",
+  "cluster.ep_collectives",
+  "cluster.experts",
+  "cluster.launches",
   "checkpoint.memory_every_steps",
 ] as const;
 export const OPTIONS = [

@@ -1,1 +1,0 @@
-import"./units-DFlq--uv.js";import{G as e,M as t,P as n,Q as r,Y as i,Z as a,j as o,pt as s}from"./transport-CpIbsDZ3.js";var c=n(`<header class="svelte-1ebao2x"><h1 class="svelte-1ebao2x"> </h1> <p class="soft svelte-1ebao2x"> </p></header>`);function l(n,l){var u=c(),d=i(u),f=a(d,!0),p=r(d,2),m=a(p,!0);s(u),e(()=>{o(f,l.title),o(m,l.lead)}),t(n,u)}export{l as t};
