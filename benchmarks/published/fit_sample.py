@@ -55,8 +55,9 @@ def says_nothing(part: str, case: PublishedCase, tuned: frozenset[str]) -> bool:
 
 
 def chosen(cases: list[PublishedCase], per_file: int, of_sweep: int) -> list[PublishedCase]:
-    """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages."""
-    generator, by_file, best = random.Random(7), defaultdict(list), {}
+    """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages. Those
+    of one file do not depend on what others hold."""
+    by_file, best = defaultdict(list), {}
     for case in cases:
         if case.measured.step_seconds and case.measured.time_counts:
             by_file[case.file].append(case)
@@ -64,7 +65,7 @@ def chosen(cases: list[PublishedCase], per_file: int, of_sweep: int) -> list[Pub
     kept = []
     for file, mine in sorted(by_file.items()):
         near = [c for c in mine if c.layout.pp <= 16 and (c.measured.step_seconds or 0) < SWEEP_FACTOR * best[c.cell]]
-        kept += generator.sample(near, min(of_sweep if "sweep" in file else per_file, len(near)))
+        kept += random.Random(file).sample(near, min(of_sweep if "sweep" in file else per_file, len(near)))
     return kept
 
 
@@ -84,10 +85,12 @@ def is_telling(case: PublishedCase, found: Prediction) -> bool:
 def with_memory(cases: list[PublishedCase], per_file: int) -> list[PublishedCase]:
     """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory. Where none was
     measured, those that say all that memory depends on, and ran, or ran out of it."""
-    generator, by_file = random.Random(11), defaultdict(list)
+    by_file = defaultdict(list)
     for case in cases:
         left_open = case.microbatch_open or case.recompute_open or case.zero_open
         told = is_measured(case) or not (left_open or case.file in UNEXPLAINED)
         if told and not case.offloaded and case.layout.pp <= 16:
             by_file[case.file].append(case)
-    return [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), per_file))]
+    return [
+        case for file, mine in by_file.items() for case in random.Random(file).sample(mine, min(len(mine), per_file))
+    ]
