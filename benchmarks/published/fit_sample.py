@@ -55,8 +55,8 @@ def says_nothing(part: str, case: PublishedCase, tuned: frozenset[str]) -> bool:
 
 
 def chosen(cases: list[PublishedCase], per_file: int, of_sweep: int) -> list[PublishedCase]:
-    """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages. Those
-    of one file do not depend on what others hold."""
+    """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages. The
+    rows of one file do not depend on what others hold."""
     by_file, best = defaultdict(list), {}
     for case in cases:
         if case.measured.step_seconds and case.measured.time_counts:

@@ -198,7 +198,7 @@ def test_collectives_dispatch_and_graphs_are_words_too() -> None:
             assert (found < usual) if word in words else (found == usual), (run, word)
 
 
-def test_what_a_schedule_hides_is_said_to_be_overlapped() -> None:
+def test_a_schedule_that_hides_dispatch_has_the_word_for_it() -> None:
     """DualPipe pairs passes, and DeepSeek's software hides dispatch in the pairs; under 1F1B it does not."""
     paired, alone = (
         ff.simulate("preset:deepseek-v3-2k", more).to_json(advice=False)["kernels"]["ep_collectives"]

@@ -13,6 +13,7 @@ from fit_constants import HOLD, OUTLIER, Model, fit_to_looked, fitted_table, inf
 from fit_memory import LARGEST, UNITS, MemoryRows, fit_memory, left_out_memory
 from fit_memory import NAMES as MEMORY_NAMES
 from fit_rows import TimedRows, prepare, timed_rows
+from fit_sample import chosen, with_memory
 from fit_table import FAMILIES, LIMITS, NAMES, SPREAD, Constants, Node, copied, moved_by, put, weights_of
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.hardware import device_names
@@ -334,3 +335,13 @@ def test_memory_without_a_source_is_what_a_fit_to_the_others_predicts() -> None:
     assert found[0] > error(table) + 1e-3, "its own rows hold more, and would have raised what is predicted: " + str(
         found
     )
+
+
+def test_the_sample_of_a_source_depends_on_no_other() -> None:
+    cases = [case for case in map(normalise, ROWS.values()) if isinstance(case, PublishedCase)]
+    for draw in (lambda some: chosen(some, 3, 5), lambda some: with_memory(some, 3)):
+        together = draw(cases)
+        for file in {case.file for case in cases}:
+            alone = draw([case for case in cases if case.file == file])
+            assert [case.id for case in together if case.file == file] == [case.id for case in alone]
+        assert len(together) < len(cases)
