@@ -157,8 +157,9 @@ def network_of(
     rate = link_rate(text, per_node)
     if rate is None and re.search(r"\bNICs?\b", notes, re.IGNORECASE):
         text, rate = notes, link_rate(notes, per_node)
-    if rate is None:
-        node = next((node for name, node in MACHINES.items() if re.search(name, text, re.IGNORECASE)), None)
+    if rate is None and hardware.devices_per_node is not None:
+        named = (node for (name, kind), node in MACHINES.items() if device.startswith(kind) and re.search(name, text))
+        node = next(named, None)
         rate = None if node is None else node / per_node
     of_device = usual_levels(device)[-1].bytes_per_second
     if (
@@ -174,16 +175,16 @@ def network_of(
 
 
 MACHINES = {
-    r"jean[- ]zay": 50e9,
-    r"\bselene\b": 200e9,
-    r"juwels booster": 100e9,
-    r"\bleonardo\b": 50e9,
-    r"\bperlmutter\b": 100e9,
-    r"\b(frontier|lumi)\b": 100e9,
-    r"\bsummit\b": 25e9,
+    (r"\bJean[- ]Zay\b", "a100"): 50e9,
+    (r"\bSelene\b", "a100"): 200e9,
+    (r"\bJUWELS[- ]Booster\b", "a100"): 100e9,
+    (r"\bLeonardo\b", "a100"): 50e9,
+    (r"\bPerlmutter\b", "a100"): 100e9,
+    (r"\b(Frontier|LUMI)\b", "mi250x"): 100e9,
+    (r"\bSummit\b", "v100"): 25e9,
 }
-"""Bytes a second of a node into its network, of machines whose name is all that a row says of it: four links of Omni-Path 100
-(IDRIS), eight or four of InfiniBand HDR, four of HDR100, four of Slingshot 11, two of InfiniBand EDR (their centres' pages)."""
+"""Bytes a second of a node into its network, by the machine's name, where it is all that a row says, and its devices: four links of
+Omni-Path 100 (IDRIS), eight or four of InfiniBand HDR, four of HDR100, four of Slingshot 11, two of InfiniBand EDR."""
 USUAL_NETWORK = {
     "a800-sxm-80": 12.5e9,
     "gh200-96": 25e9,

@@ -34,8 +34,8 @@ _OTHERS: tuple[tuple[str, str, str], ...] = (
 
 
 _TENSOR_OVERLAP = (
-    r"\btp[ _-]?comm(unication)?[ _-]?overlap|\basync(hronous)? (tp|tensor)|\btp overlap|tensor[- ]parallel overlap|"
-    r"\boverlap(s|ped|ping)? (of )?(tp|tensor)|userbuffers"
+    r"\btp[ _-]?comm(unication)?[ _-]?overlap|\basync(hronous)? (tp\b|tensor[- ]parallel)|\btp overlap|tensor[- ]parallel overlap|"
+    r"\boverlap(s|ped|ping)? (of )?(tp\b|tensor[- ]parallel)|userbuffers"
 )
 
 

@@ -69,7 +69,7 @@ def test_every_other_word_changes_what_it_names_and_nothing_else(family: str) ->
         "optimizer": {"update_passes", "update_launches"},
         "tp_collectives": {"overlap_tensor"},
         "dispatcher": {"dispatcher"},
-        "ep_collectives": {"merged_experts"},
+        "ep_collectives": {"merged_experts", "overlap_experts"},
         "experts": {"fused_experts"},
         "launches": {name for name in vars(SoftwareProfile()) if name.startswith("host_")},
     }
@@ -205,6 +205,12 @@ def test_a_schedule_that_hides_dispatch_has_the_word_for_it() -> None:
         for more in ([], ["layout.schedule=1f1b", "layout.virtual_stages=1"])
     )
     assert (paired, alone) == ("overlapped", "exposed")
+    run = "preset:deepseek-v3-2k"
+    usual, stated, denied = (
+        ff.simulate(run, kernels=f"ep_collectives={word}" if word else ()).step_seconds
+        for word in ("", "overlapped", "exposed")
+    )
+    assert usual == stated < denied
 
 
 def test_a_graph_is_stated_by_the_run_or_by_the_word() -> None:
@@ -216,6 +222,21 @@ def test_a_graph_is_stated_by_the_run_or_by_the_word() -> None:
         )
     )  # fmt: skip
     assert by_run == by_word < plain == denied
+
+
+def test_a_plan_is_priced_with_the_runs_graphs() -> None:
+    question = {
+        "model": "llama3-8b",
+        "cluster": "dgx-h100:8",
+        "sequence_length": 2048,
+        "batch_sequences": 64,
+        "budget": 1,
+    }
+    plain, by_run, by_word = (
+        ff.plan(**question, software="deepspeed", **more).best.seconds  # type: ignore[arg-type]
+        for more in ({}, {"overrides": ["run.cuda_graphs=true"]}, {"kernels": ["launches=graph"]})
+    )
+    assert by_run == by_word < plain
 
 
 def test_unfused_kernels_are_planned_and_bounded() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fourfold.config.model_config import YarnScaling
 from fourfold.config.optimizers import AdamWSection
+from fourfold.export.deepspeed import deepspeed
 from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
 from fourfold.export.torchtitan import torchtitan
@@ -138,7 +139,13 @@ def test_what_a_price_has_beside_computation_is_stated(tmp_path: Path) -> None:
     assert overlapped.sequence_parallel
     assert not hasattr(plain, "tp_comm_overlap")
     assert (experts.moe_token_dispatcher_type, experts.moe_flex_dispatcher_backend) == ("flex", "hybridep")
-    assert any("launches = graph" in text for text in megatron(JOBS["dense, graph"]).left_out)
+    for exporter in (megatron, torchtitan, deepspeed):
+        assert any(text.startswith("launches = graph") for text in exporter(JOBS["dense, graph"]).left_out)
+    left_out = {
+        exporter: " ".join(exporter(JOBS["ep, hybridep"]).left_out) for exporter in (megatron, torchtitan, deepspeed)
+    }
+    assert ["dispatcher = hybridep" in text for text in left_out.values()] == [False, False, True]
+    assert "tp_collectives = overlapped" in " ".join(deepspeed(JOBS["dense, overlapped: tp"]).left_out)
 
 
 def test_every_part_of_deepseek_v3_is_stated(tmp_path: Path) -> None:

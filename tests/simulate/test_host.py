@@ -15,7 +15,7 @@ from fourfold.program.resolve import resolve_step
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.critical_path import HOST, critical_path
 from fourfold.simulate.prediction import predict_step
-from fourfold.simulate.run_prices import prices_for, replaying
+from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import Simulation, simulate
 from tests.support.parity_runs import run_table
 from tests.support.programs import MIXTRAL, make_spec
@@ -111,7 +111,7 @@ def test_unknown_hosts_are_looked_at_pass_by_pass() -> None:
 
 def test_a_replayed_step_waits_for_no_host() -> None:
     """A step as a CUDA graph is what the device alone takes."""
-    own = replaying(fitted().software("fourfold"))
+    own = fitted().software("fourfold").without_host
     prices = real_prices(TINY)
     kernels = fitted().kernels(prices.cluster.device.key, own)
     found = simulate(TINY, replace(prices, software=own, kernels=kernels))

@@ -57,6 +57,13 @@ def test_what_is_stated_of_the_software_changes_the_step(stated: dict[str, Any],
     assert seconds(with_software(case, **stated)) != plain
 
 
+def test_a_cases_run_may_say_that_its_steps_are_graphs() -> None:
+    case = CASES["fsdp"]
+    own = case.run.run.model_copy(update={"cuda_graphs": True})
+    replayed = replace(case, run=case.run.model_copy(update={"run": own}))
+    assert seconds(replayed) == seconds(with_software(case, launches="graph")) < seconds(case)
+
+
 @pytest.mark.parametrize(
     ("stated", "more"),
     [

@@ -127,7 +127,8 @@ def running(profile: SoftwareProfile, words: KernelChoice, device: str) -> Softw
         profile,
         overlap_tensor=found.tp_collectives == "overlapped",
         dispatcher=found.dispatcher or profile.dispatcher,
-        merged_experts=found.ep_collectives == "overlapped",
+        merged_experts=found.ep_collectives == "overlapped" and not profile.overlap_experts,
+        overlap_experts=found.ep_collectives == "overlapped" and profile.overlap_experts,
         fused_experts=found.experts == "fused",
     )
     return profile.without_host if found.launches == "graph" else profile

@@ -222,7 +222,7 @@ class Prices:
     def chosen_kernels(self) -> dict[str, str]:
         """Words for the kernels and what runs beside them, by key (`KernelChoice`); none for fourfold, whose program has them."""
         words = dict(self.software.kernels)
-        return words | {"ep_collectives": "overlapped"} if words and self.paired_share else words
+        return words | {"ep_collectives": "overlapped" if self.paired_share else "exposed"} if words else words
 
     def host(self, axes: str) -> float:
         """Seconds in which the host starts one collective inside a segment."""

@@ -147,7 +147,7 @@ class SoftwareProfile:
         return KernelChoice(
             tp_collectives="overlapped" if self.overlap_tensor else "exposed",
             dispatcher=self.dispatcher,
-            ep_collectives="overlapped" if self.merged_experts else "exposed",
+            ep_collectives="overlapped" if self.merged_experts or self.overlap_experts else "exposed",
             experts="fused" if self.fused_experts else "unfused",
             launches="single",
         )

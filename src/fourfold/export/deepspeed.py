@@ -55,6 +55,7 @@ ITS_OWN = _names("""
     accumulate-allreduce-grads-in-fp32 no-create-attention-mask-in-dataloader log-throughput
     cross-entropy-loss-fusion moe-grouped-gemm moe-permute-fusion moe-router-dtype moe-token-dispatcher-type
     context-parallel-size cp-comm-type expert-tensor-parallel-size num-distributed-optimizer-instances
+    tp-comm-overlap overlap-moe-expert-parallel-comm moe-flex-dispatcher-backend
     use-tp-pp-dp-mapping hierarchical-context-parallel-sizes recompute-modules recompute-granularity
     recompute-method recompute-num-layers pipeline-model-parallel-layout num-virtual-stages-per-pipeline-rank
     moe-ffn-hidden-size moe-layer-freq microbatch-group-size-per-virtual-pipeline-stage
@@ -85,7 +86,7 @@ def deepspeed(job: TrainerJob) -> Export:
         files,
         one_node=True,
     )
-    return Export(text, [*_of_model(job), *_of_layout(job), *missing])
+    return Export(text, [*_of_model(job), *_of_layout(job), *missing, *job.unwritten_choices()])
 
 
 def _translated(flags: Flags) -> tuple[Flags, list[str]]:

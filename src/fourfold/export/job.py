@@ -155,10 +155,22 @@ class TrainerJob:
         """Whether collectives of tensor parallelism are priced beside matmuls."""
         return self.layout.tp > 1 and self.request.software.overlap_tensor
 
-    @property
-    def replays_graph(self) -> bool:
-        """Whether a step is priced as one CUDA graph."""
-        return ("launches", "graph") in self.request.software.kernels
+    def unwritten_choices(self, *written: str) -> list[str]:
+        """A line for each word that the price has and the trainer's file has no flag for. `written`: keys that it has flags for."""
+        software, model = self.request.software, self.model
+        dispatches = model.num_experts > 0 and self.layout.ep > 1
+        priced = {
+            "tp_collectives = overlapped": self.overlaps_tensor,
+            "dispatcher = " + software.dispatcher: dispatches and software.dispatches_once,
+            "ep_collectives = overlapped": dispatches and (software.merged_experts or software.overlap_experts),
+            "experts = fused": model.num_experts > 0 and software.fused_experts and software.fine_scales,
+            "launches = graph": ("launches", "graph") in software.kernels,
+        }
+        return [
+            f"{word}: was priced, and is not in the file"
+            for word, has in priced.items()
+            if has and word.partition(" ")[0] not in written
+        ]
 
     @cached_property
     def stages(self) -> tuple[str, ...]:

@@ -37,8 +37,8 @@ def layout_flags(job: TrainerJob) -> Part:
     if layout.ep > 1 or layout.etp > 1 or (layout.tp > 1 and job.model.num_experts):
         flags |= {"expert-model-parallel-size": layout.ep, "expert-tensor-parallel-size": layout.etp}
     parts = (_pipeline(job), _context(job), _data_parallel(job), _order(job), _recompute(job), _expert_overlap(job))
-    graph = ["launches = graph: not in the command; Megatron-LM has --cuda-graph-impl"] if job.replays_graph else []
-    return joined((flags, graph), _tensor_overlap(job), *parts)
+    unwritten = job.unwritten_choices("tp_collectives", "dispatcher", "ep_collectives")
+    return joined((flags, unwritten), _tensor_overlap(job), *parts)
 
 
 def _pipeline(job: TrainerJob) -> Part:

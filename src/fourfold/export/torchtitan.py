@@ -79,7 +79,7 @@ def splits_norms(job: TrainerJob) -> bool:
 def left_out(job: TrainerJob) -> list[str]:
     """The settings that torchtitan runs otherwise, one sentence each."""
     found = [text for text, applies in (*_of_layout(job), *_of_model(job), *_of_precision(job)) if applies]
-    found += unwritten(job.model)
+    found += [*unwritten(job.model), *job.unwritten_choices("tp_collectives", "dispatcher")]
     return [
         *unstated(job, ("adamw",), TORCHTITAN_DECAYS),
         *found,
@@ -109,7 +109,6 @@ def _of_layout(job: TrainerJob) -> list[tuple[str, bool]]:
         ),
         (every_block(layout), ":" in layout.recompute),
         ("norms are decayed too: a stage has none, and torchtitan takes no empty group", not splits_norms(job)),
-        ("launches = graph: torchtitan starts kernels one by one", job.replays_graph),
         (
             "tp_collectives = overlapped: torchtitan's asynchronous tensor parallelism needs blocks that are compiled",
             job.overlaps_tensor and not compiles_blocks(job),

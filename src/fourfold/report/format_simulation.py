@@ -223,10 +223,10 @@ def kernel_lines(prices: Prices) -> list[str]:
     layout, software = prices.layout, prices.software
     has = {
         "softmax": not software.fused_attention,
-        "tp_collectives": layout.tp > 1,
+        "tp_collectives": layout.tp > 1 and layout.sequence_parallel,
         "dispatcher": layout.ep > 1,
         "ep_collectives": layout.ep > 1,
-        "experts": software.fused_experts and software.fine_scales,
+        "experts": layout.ep > 1 and software.fine_scales,
         "launches": prices.chosen_kernels.get("launches") == "graph",
     }
     shown = [f"{key.replace('_', ' ')} {word}" for key, word in prices.chosen_kernels.items() if has.get(key, True)]

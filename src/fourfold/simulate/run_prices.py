@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from fourfold.config import RunConfig, UserError, did_you_mean, num_steps
-from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
+from fourfold.config.kernel_choice import NO_CHOICE, REPLAYED, KernelChoice
 from fourfold.config.schema import ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
 from fourfold.cost.calibration import calibrated_prices, constants_of
 from fourfold.cost.fitted import Fitted, fitted, framework_of, is_software_file, read_software
@@ -83,7 +83,10 @@ def check_compute(compute: str, cluster: Cluster) -> None:
         )
 
 
-OWN_KEYS = {"launches": "run.cuda_graphs=true", "ep_collectives": "layout.overlap_experts=true"}
+OWN_KEYS = {
+    ("launches", "graph"): "run.cuda_graphs=true",
+    ("ep_collectives", "overlapped"): "layout.overlap_experts=true",
+}
 """Keys of a run by which fourfold itself does what a word of `KernelChoice` says of other software."""
 
 
@@ -112,17 +115,17 @@ def profile_prices(
     if software.is_own and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
     if software.is_own and config.run.cuda_graphs:
-        software = replaying(software)
+        software = software.without_host
     by_torch = software.is_own and multiplies_by_torch(config, spec)
     if by_torch and compute == "fp32" and cluster.device.torch_matmul_speed is not None:
         software = replace(software, gemm_speed=software.gemm_speed * cluster.device.torch_matmul_speed)
     if not software.is_own:
-        words = overrides.kernels.completed(KernelChoice(launches="graph") if config.run.cuda_graphs else NO_CHOICE)
+        words = overrides.kernels.completed(REPLAYED if config.run.cuda_graphs else NO_CHOICE)
         check_kernels(words, cluster.device.key)
         software = running(software, words, cluster.device.key)
     elif stated := {key: word for key, word in overrides.kernels.stated.items() if word != "flash"}:
         key, word = next(iter(stated.items()))
-        other = OWN_KEYS.get(key, "leave it out")
+        other = OWN_KEYS.get((key, word), "leave it out")
         raise UserError(
             f"cluster.{key}={word}: fourfold's own program says what runs; allowed with its own software: attention=flash; "
             f"what works: {other}, or name the software that ran: cluster.software=megatron"
@@ -166,11 +169,6 @@ def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
         more = software.context_bytes - shipped.context_bytes
         software = replace(software, context_bytes=max(0, device.context_bytes + more))
     return software
-
-
-def replaying(software: SoftwareProfile) -> SoftwareProfile:
-    """A software profile where a step is replayed as a CUDA graph: the host starts nothing in it."""
-    return replace(software, host_instruction_seconds=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
 
 
 def document_share(config: RunConfig) -> float:

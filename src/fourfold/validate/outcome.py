@@ -87,7 +87,8 @@ def case_prices(case: Case, spec: StepSpec, constants: Fitted) -> Prices:
         overrides = replace(software.overrides, gemm_dtype=None)  # the step executes it
         prices = profile_prices(run, spec, case.cluster, constants.software(OWN_SOFTWARE), overrides)
     else:
-        profile = software.applied(constants.software(software.name), case.cluster.device.key)
+        named = constants.software(software.name)
+        profile = software.applied(named, case.cluster.device.key, run.run.cuda_graphs)
         compute = software.compute_dtype or run.precision.compute
         prices = fitted_prices(constants, case.cluster, spec, profile, compute, profile.gemm_dtype or compute)
         prices = replace(prices, masked_share=document_share(run))

@@ -160,6 +160,8 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
         ("GH200-96GB", "Slingshot, 25 GB/s per node", 6.25e9),
         ("A100-80GB-SXM", "Jean Zay A100 partition, 8 GPU/node", 6.25e9),
         ("A100-80GB-SXM", "Selene", 25e9),
+        ("H100-80GB-SXM", "Jean Zay H100 partition", 50e9),
+        ("A100-80GB-SXM", "a frontier lab", 25e9),
         ("A100-80GB-SXM", "Selene, 400 Gb/s per GPU", 50e9),
     ],
 )

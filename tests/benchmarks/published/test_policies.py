@@ -133,6 +133,7 @@ def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | N
         ("float8; asynchronous tensor parallelism", "overlapped"),
         ("overlap of gradient reduction; TP communication with sequence parallelism", None),
         ("vanilla TP", None),
+        ("asynchronous TensorBoard logging, overlapping tensor copies", None),
     ],
 )
 def test_traffic_of_tensor_parallelism_beside_its_matmuls(notes: str, word: str | None) -> None:
