@@ -63,9 +63,10 @@ def documented(framework: str, version: tuple[int, int]) -> Documented:
     if framework == "megatron-simumax":
         return Documented(overlap=False)
     if framework == "nemo":
-        dispatcher, experts = (
-            "hybridep" if version >= (2026, 0) else "deepep",
-            "fused" if version >= FUSED_SINCE else None,
+        return Documented(
+            kernels=KernelChoice(
+                dispatcher="hybridep" if version >= (2026, 0) else "deepep",
+                experts="fused" if version >= FUSED_SINCE else None,
+            )
         )
-        return Documented(kernels=KernelChoice.model_validate({"dispatcher": dispatcher, "experts": experts}))
     return Documented()

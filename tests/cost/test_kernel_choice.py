@@ -225,6 +225,7 @@ def test_a_graph_is_stated_by_the_run_or_by_the_word() -> None:
 
 
 def test_a_plan_is_priced_with_the_runs_graphs() -> None:
+    """By any software's prices, fourfold's own too, and on another number of devices."""
     question = {
         "model": "llama3-8b",
         "cluster": "dgx-h100:8",
@@ -237,6 +238,13 @@ def test_a_plan_is_priced_with_the_runs_graphs() -> None:
         for more in ({}, {"overrides": ["run.cuda_graphs=true"]}, {"kernels": ["launches=graph"]})
     )
     assert by_run == by_word < plain
+    own, graphs = (
+        ff.plan(**question, overrides=[f"run.cuda_graphs={word}"])  # type: ignore[arg-type]
+        for word in ("false", "true")
+    )
+    assert graphs.best.seconds < own.best.seconds
+    software = graphs.request.on(load_cluster("dgx-h100:16")).software
+    assert software.host_launch_seconds == software.host_instruction_seconds == 0
 
 
 def test_unfused_kernels_are_planned_and_bounded() -> None:

@@ -18,7 +18,6 @@ from fourfold.api.layout_overrides import split_overrides
 from fourfold.api.numbers import parse_length, parse_number
 from fourfold.api.options import PlanOptions
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
-from fourfold.config.kernel_choice import REPLAYED
 from fourfold.config.layout_section import LayoutSection
 from fourfold.config.presets import preset_of_hub
 from fourfold.config.run_file import apply_override, parse_run
@@ -31,7 +30,7 @@ from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request, batch_sequences
 from fourfold.plan.trainers import TRAINERS
-from fourfold.simulate.run_prices import check_compute, software_named
+from fourfold.simulate.run_prices import check_compute
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
@@ -107,8 +106,6 @@ def read_request(options: PlanOptions) -> Asked:
     trainer = TRAINERS[options.for_ or OWN_SOFTWARE]
     software = options.software or (trainer.software if options.for_ else config.cluster.software)
     own = own.of_run(config.cluster, software)
-    if config.run.cuda_graphs and not software_named(software).is_own:
-        own = replace(own, kernels=own.kernels.completed(REPLAYED))
     request = Request.of(
         resolved,
         machine,
@@ -122,6 +119,7 @@ def read_request(options: PlanOptions) -> Asked:
         windows,
         own,
         config.optimizer,
+        config.run.cuda_graphs,
     )
     request = layout.applied(request, trainer)
     run = config.model_copy(update={"model": section, "precision": precision})

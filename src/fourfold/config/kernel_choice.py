@@ -71,8 +71,6 @@ class KernelChoice(Section):
 
 
 NO_CHOICE = KernelChoice()
-REPLAYED = KernelChoice(launches="graph")
-"""Words of a run with `run.cuda_graphs`."""
 CHOICES: dict[str, tuple[str, ...]] = {
     key: get_args(get_args(field.annotation)[0]) for key, field in KernelChoice.model_fields.items()
 }

@@ -50,6 +50,7 @@ TENSORS = 9
 LOGITS_BYTES = {"fused": 6.0, "unfused": 12.0, "chunked": 1.0}
 """Live bytes of a logit of a microbatch: in 16 bits, and in fp32, where its gradient is made over it; in 16 bits, its log-softmax
 and the gradient of that in fp32, and in 16 bits; one in sixteen, with its gradient, in fp32."""
+REPLAYED = KernelChoice(launches="graph")
 _PARTS: dict[str, ElementwisePart] = {"norms": "norm", "rotary": "rotary", "loss": "loss"}
 
 
@@ -107,8 +108,10 @@ def check_kernels(words: KernelChoice, device: str) -> None:
         )
 
 
-def running(profile: SoftwareProfile, words: KernelChoice, device: str) -> SoftwareProfile:
-    """A profile that runs these kernels on a device of that key; as it is where they are its usual ones."""
+def running(profile: SoftwareProfile, words: KernelChoice, device: str, graphs: bool = False) -> SoftwareProfile:
+    """A profile that runs these kernels on a device of that key; as it is where they are its usual ones. `graphs`: the run says
+    that its steps are graphs (`run.cuda_graphs`); a word wins."""
+    words = words.completed(REPLAYED) if graphs else words
     name = profile.base or profile.name
     usual, found = usual_kernels(name, device), kernels_of(profile, words, device)
     profile = _attending(replace(profile, kernels=tuple(found.stated.items())), found, usual, device)
@@ -123,12 +126,13 @@ def running(profile: SoftwareProfile, words: KernelChoice, device: str) -> Softw
         tensors = TENSORS if found.optimizer == "for-loop" else 1
         passes = UPDATE_PASSES if usual.optimizer == "fused" else 1.0
         profile = replace(profile, update_passes=passes, update_launches=UPDATE_OPERATORS * tensors)
+    hides_dispatch = found.ep_collectives == "overlapped"
     profile = replace(
         profile,
         overlap_tensor=found.tp_collectives == "overlapped",
         dispatcher=found.dispatcher or profile.dispatcher,
-        merged_experts=found.ep_collectives == "overlapped" and not profile.overlap_experts,
-        overlap_experts=found.ep_collectives == "overlapped" and profile.overlap_experts,
+        merged_experts=hides_dispatch and not profile.overlap_experts,
+        overlap_experts=hides_dispatch and profile.overlap_experts,
         fused_experts=found.experts == "fused",
     )
     return profile.without_host if found.launches == "graph" else profile

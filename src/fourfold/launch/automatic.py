@@ -25,6 +25,7 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         document_tokens=config.data.document_tokens,
         layout=config.layout,
         optimizer=config.optimizer,
+        cuda_graphs=config.run.cuda_graphs,
     )
     request = replace(request, sequence_parallel=config.layout.sequence_parallel is not False)
     stated = config.layout.model_fields_set - {"auto", "sequence_parallel", *KEPT}

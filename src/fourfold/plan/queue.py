@@ -211,13 +211,9 @@ class LayoutQueue:
 
     def _ranked(self, entry: Entry) -> Ranked:
         where = self._where(entry)
-        candidate = replace(
-            self._pool.candidate(where),
-            outermost=entry.outermost or self._first_order,
-            overlap_experts=bool(
-                self._pricer.request.overlap_experts
-            ),  # a pool may be of a request that leaves it open
-        )
+        overlaps = bool(self._pricer.request.overlap_experts)  # the pool may be of a request that leaves it open
+        order = entry.outermost or self._first_order
+        candidate = replace(self._pool.candidate(where), outermost=order, overlap_experts=overlaps)
         lacking = self._pool.lacking_bytes(where)
         weight = self._pricer.outlook.weight(candidate) * (WORTH if lacking else 1.0)
         return Ranked(

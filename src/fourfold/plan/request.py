@@ -45,14 +45,15 @@ NEAR = 0.07
 class Request:
     """One step of `model` on all devices of a cluster: `global_sequences` rows of `sequence_length` tokens.
 
-    `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most. `kept`:
-    a section with the keys of `constraints.KEPT`, the same in all layouts (`kept_keys`). `windows`: of the model's attention, which
-    the runtime does not have: by their share of its work. `software_overrides`: what replaces constants of the software profile.
-    `constraints`: limits on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals
-    too. `overlap_experts`: whether layouts run their all-to-alls of experts behind another microbatch; None: where it is faster.
-    `offload`: whether blocks may offload their activations. `offload_optimizer`: whether layouts have their optimizer states in the
-    host's memory; None: where nothing fits otherwise, or where it is faster. `most_risk`: the probability of running out of memory
-    up to which layouts are likely to fit.
+    `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
+    `kept`: a section with the keys of `constraints.KEPT`, the same in all layouts (`kept_keys`). `windows`: of the model's
+    attention, which the runtime does not have: by their share of its work. `software_overrides`: what replaces constants of the
+    software profile. `cuda_graphs`: whether steps are graphs. `constraints`: limits on the layouts. `sequence_parallel`:
+    whether all that have tensor parallelism divide norms and residuals too. `overlap_experts`: whether layouts run their all-
+    to-alls of experts behind another microbatch; None: where it is faster. `offload`: whether blocks may offload their
+    activations. `offload_optimizer`: whether layouts have their optimizer states in the host's memory; None: where nothing fits
+    otherwise, or where it is faster. `most_risk`: the probability of running out of memory up to which layouts are likely to
+    fit.
     """
 
     model: ModelConfig
@@ -68,6 +69,7 @@ class Request:
     windows: Windows | None = None
     software_overrides: SoftwareOverrides = NO_OVERRIDES
     optimizer: OptimizerSection = ADAMW
+    cuda_graphs: bool = False
     constraints: Constraints = NO_CONSTRAINTS
     sequence_parallel: bool = True
     overlap_experts: bool | None = None
@@ -91,13 +93,16 @@ class Request:
         windows: Windows | None = None,
         software_overrides: SoftwareOverrides = NO_OVERRIDES,
         optimizer: OptimizerSection = ADAMW,
+        cuda_graphs: bool = False,
     ) -> "Request":
         """With the constants that ship for that cluster's device and `software` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. `layout`: whose keys of `constraints.KEPT` all layouts have.
         Raises `UserError`."""
         precision, software_overrides = executed_precision(precision, cluster, software, software_overrides)
         transport = transport_on(cluster)
-        config = _run(global_sequences, sequence_length, precision, document_mask, ONE_SHARD, document_tokens)
+        config = _run(
+            global_sequences, sequence_length, precision, document_mask, ONE_SHARD, document_tokens, cuda_graphs
+        )
         model = replace(model, max_position=max(model.max_position, sequence_length))
         check_planned(config)
         spec = resolve_step(config, model, resolve_layout(config, model), transport)
@@ -110,7 +115,13 @@ class Request:
         asked = cls(
             model, template, sequence_length, global_sequences, memory_bytes, precision, *data, kept_keys(layout)
         )
-        return replace(asked, windows=windows, software_overrides=software_overrides, optimizer=optimizer)._masked()
+        return replace(
+            asked,
+            windows=windows,
+            software_overrides=software_overrides,
+            optimizer=optimizer,
+            cuda_graphs=cuda_graphs,
+        )._masked()
 
     def on(self, cluster: Cluster) -> "Request":
         """A copy on another number of the cluster's devices. Raises `UserError`."""
@@ -124,6 +135,7 @@ class Request:
             document_mask=self.document_mask,
             document_tokens=self.document_tokens,
             software_overrides=self.software_overrides,
+            cuda_graphs=self.cuda_graphs,
         )
         return replace(self, template=there.template, transport=there.transport)._masked()
 
@@ -281,10 +293,12 @@ def _run(
     document_mask: bool,
     layout: LayoutSection,
     document_tokens: int | None = None,
+    cuda_graphs: bool = False,
 ) -> RunConfig:
     table = {
         "batch": {"global_sequences": global_sequences, "sequence_length": sequence_length, "steps": MANY_STEPS},
         "data": {"document_mask": document_mask} | ({"document_tokens": document_tokens} if document_tokens else {}),
+        "run": {"cuda_graphs": cuda_graphs},
     }
     return parse_run(table, source="plan").model_copy(update={"layout": layout, "precision": precision})
 

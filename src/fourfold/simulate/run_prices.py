@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from fourfold.config import RunConfig, UserError, did_you_mean, num_steps
-from fourfold.config.kernel_choice import NO_CHOICE, REPLAYED, KernelChoice
+from fourfold.config.kernel_choice import NO_CHOICE, KernelChoice
 from fourfold.config.schema import ClusterSection, GemmDtype, GemmRecipeName, PrecisionSection
 from fourfold.cost.calibration import calibrated_prices, constants_of
 from fourfold.cost.fitted import Fitted, fitted, framework_of, is_software_file, read_software
@@ -120,9 +120,8 @@ def profile_prices(
     if by_torch and compute == "fp32" and cluster.device.torch_matmul_speed is not None:
         software = replace(software, gemm_speed=software.gemm_speed * cluster.device.torch_matmul_speed)
     if not software.is_own:
-        words = overrides.kernels.completed(REPLAYED if config.run.cuda_graphs else NO_CHOICE)
-        check_kernels(words, cluster.device.key)
-        software = running(software, words, cluster.device.key)
+        check_kernels(overrides.kernels, cluster.device.key)
+        software = running(software, overrides.kernels, cluster.device.key, config.run.cuda_graphs)
     elif stated := {key: word for key, word in overrides.kernels.stated.items() if word != "flash"}:
         key, word = next(iter(stated.items()))
         other = OWN_KEYS.get((key, word), "leave it out")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fourfold.config.kernel_choice import NO_CHOICE, REPLAYED, KernelChoice
+from fourfold.config.kernel_choice import KernelChoice
 from fourfold.config.schema import GemmDtype
 from fourfold.cost.fitted import ancestors_of, fitted, framework_of
 from fourfold.cost.kernel_choice import running
@@ -64,8 +64,8 @@ class Software(KernelChoice):
         """Overrides that hold for any software, fourfold's own too."""
         return SoftwareOverrides(self.gemm_dtype, self.context_bytes, self.fragmentation)
 
-    def applied(self, constants: SoftwareProfile, device: str, replayed: bool = False) -> SoftwareProfile:
-        """The constants of its name with what is stated. `device`: the device's key. `replayed`: the run's steps are graphs."""
+    def applied(self, constants: SoftwareProfile, device: str, graphs: bool) -> SoftwareProfile:
+        """The constants of its name with what is stated. `device`: the device's key. `graphs`: `run.cuda_graphs`."""
         stated: dict[str, Any] = {
             "overlap_inside": self.overlap,
             "overlap_data": self.overlap,
@@ -77,5 +77,5 @@ class Software(KernelChoice):
         }
         profile = replace(constants, **{key: value for key, value in stated.items() if value is not None})
         profile = self.overrides.applied_to(profile)
-        profile = running(profile, self.completed(REPLAYED if replayed else NO_CHOICE), device)
+        profile = running(profile, self, device, graphs)
         return replace(profile, fused=min(profile.fused, EAGER_FUSED)) if self.eager else profile
